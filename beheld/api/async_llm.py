@@ -728,6 +728,11 @@ class AsyncLLM:
         return self._inputs.reader.token_places(text, add_special_tokens=add_special_tokens)
 
     @property
+    def reads_extra_args(self) -> bool:
+        """Whether a loaded class may read the `extra_args` of requests."""
+        return self._inputs.reads_extra_args
+
+    @property
     def chat_template(self) -> str | None:
         """The template for conversations with tools; None if there is none."""
         return self._inputs.chat_template
@@ -760,6 +765,11 @@ class AsyncLLM:
     def num_live(self) -> int:
         """Number of submitted sequences that have not ended."""
         return len(self._live)
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests whose generators have begun and not ended, also before they are submitted."""
+        return self.host.num_asking
 
     def close(self) -> None:
         """Abort all requests, end the engine and free its memory."""

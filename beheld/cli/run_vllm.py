@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
+import re
 import runpy
 import sys
 import sysconfig
@@ -18,6 +20,9 @@ from beheld.core.errors import ConfigError
 
 _COMMAND = "from beheld.cli.main import command\ncommand()\n"
 _ROOT = Path(__file__).parents[2]
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Flags of python that change nothing here.
+_WITHOUT_EFFECT = frozenset(("-u", "-B", "-E", "-I", "-s"))
 # A package `vllm` that puts beheld in its place, for processes that a script starts. A program with a Python of its own
 # gets the vllm of that, if it has one.
 _PACKAGE = f"""import os, sys
@@ -82,6 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with _command(), _package():
             if module:
+                # Of a module that is not there, runpy's error is of another class.
+                if importlib.util.find_spec(name) is None:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(name, run_name="__main__")
@@ -102,12 +110,23 @@ def _line(arguments: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: there is neither.
     """
-    line = ["-m", *arguments.module] if arguments.module is not None else [arguments.script, *arguments.arguments]
-    if line[0] in ("python", "python3") and not Path(line[0]).is_file():
+    after = [*([] if arguments.script is None else [arguments.script]), *arguments.arguments]
+    # With `-mMODULE`, argparse takes what follows for the script and its arguments.
+    line = after if arguments.module is None else ["-m", *arguments.module, *after]
+    if line and _names_python(line[0]):
         del line[0]
-    if line in ([], [None], ["-m"]):
+        while line and line[0] in _WITHOUT_EFFECT:
+            del line[0]
+    if line and line[0].startswith("-m") and line[0] != "-m":
+        line[:1] = ["-m", line[0].removeprefix("-m")]
+    if line in ([], ["-m"]):
         raise ConfigError("There is nothing to run.", "Name a Python file, or -m and a module.", param="script")
     return line
+
+
+def _names_python(word: str) -> bool:
+    """Whether a word is an interpreter and no script of that name."""
+    return _PYTHON.fullmatch(Path(word).name) is not None and (os.sep in word or not Path(word).is_file())
 
 
 def _command_of(line: Sequence[str]) -> list[str] | None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.llm import tokenization_of, with_entries
 from beheld.core.config import EngineArgs
-from beheld.core.errors import EngineDeadError, ParamsError
+from beheld.core.errors import ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 
@@ -65,8 +65,6 @@ class ScriptAsyncLLM(AsyncLLM):
         Raises:
             EngineDeadError: it has ended.
         """
-        if self.errored:
-            raise EngineDeadError("The engine has ended.", "Make a new one.")
         await self.ping()
 
     @property
@@ -83,8 +81,8 @@ class ScriptAsyncLLM(AsyncLLM):
     def output_processor(self) -> Any:
         """What scripts ask how many requests have not ended."""
         return SimpleNamespace(
-            has_unfinished_requests=lambda: self.num_live > 0,
-            get_num_unfinished_requests=lambda: self.num_live,
+            has_unfinished_requests=lambda: self.num_open > 0,
+            get_num_unfinished_requests=lambda: self.num_open,
         )
 
     async def do_log_stats(self) -> None:

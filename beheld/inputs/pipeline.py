@@ -469,6 +469,11 @@ class InputPipeline:
 
     # ------------------------------------------------------------------ parts
 
+    @property
+    def reads_extra_args(self) -> bool:
+        """Whether a loaded class may read the `extra_args` of requests."""
+        return self._sampling.reads_extra_args
+
     def default_params(self) -> SamplingParams:
         """Return the parameters that the checkpoint's generation_config.json recommends."""
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)

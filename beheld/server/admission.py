@@ -197,6 +197,10 @@ class AdmissionControl:
         """Bytes of the bodies that are being read or prepared."""
         return self._held
 
+    def most_held(self, client: str) -> int:
+        """How many bytes one client may ever have held; without a name, what all may."""
+        return self._max_held_by_client if client else self._max_held
+
     def hold(self, client: str = "") -> Hold:
         """Reserve the bytes of one body of a client until it is released."""
         return Hold(self, client)
@@ -212,7 +216,7 @@ class AdmissionControl:
         Raises:
             HttpError: 400 if they alone are too many; 503 if they are together with all bodies.
         """
-        most = self._max_held_by_client if client else self._max_held
+        most = self.most_held(client)
         if num_bytes > most:
             raise HttpError(
                 400,
@@ -285,12 +289,24 @@ class Hold:
         self._admission.give(self.counted, self.client)
         self.counted = 0
 
-    def read(self, num_bytes: int) -> None:
+    def read(self, num_bytes: int, param: str) -> None:
         """Count `num_bytes` more, which are checked with the body.
 
+        Args:
+            param: the field that names them.
+
         Raises:
-            HttpError: 503 if all bodies together are too large.
+            HttpError: 400 if they are too many for one client at any time; 503 if all bodies together are too large.
         """
+        most = self._admission.most_held(self.client)
+        if self.size + num_bytes > most:
+            raise HttpError(
+                400,
+                f"What {param} names takes {num_bytes >> 20} MiB, and the server reads at most {most >> 20} MiB of one "
+                "client at a time.",
+                "Send the last messages in `input` instead; or the operator raises --max-reading-mib.",
+                param=param,
+            )
         self.grow(num_bytes)
         self.slow = self.slow or num_bytes > limits.INLINE_BYTES
 

@@ -492,10 +492,9 @@ class Service:
         given = await self._reader.read(request, response_requests.ResponsesRequest, held, notes, lambda body: body)
         earlier: tuple[tuple[dict[str, Any], ...], int] = (), 0
         if given.previous_response_id is not None:
-            found = self._store.ended(given.previous_response_id, owner)
-            earlier = found.history, found.history_bytes
+            earlier = self._store.history_of(given.previous_response_id, owner)
             # It is checked anew, and counts like a conversation that is sent.
-            held.read(found.history_bytes)
+            held.read(earlier[1], "previous_response_id")
         ask = await self._reader.work(held, response_requests.asked, given, earlier[0], notes, earlier[1])
         # The engine takes the media out of `ask`, and nothing else may hold them.
         del given, earlier
@@ -832,7 +831,7 @@ class Service:
         Raises:
             HttpError: fields without effect are refused.
         """
-        if body.vllm_xargs and not self.llm.config.logits_processors:
+        if body.vllm_xargs and not self.llm.reads_extra_args:
             words = "Nothing reads them here. The operator may load what does with --logits-processors."
             self._note(request, "vllm_xargs", words)
 

@@ -36,6 +36,8 @@ MIN_CHUNK_BYTES = 128
 _EVENTS = 48
 # Bytes of a body of known length that come with one turn: they are copied and hardly parsed. TLS gives 32 KiB at once.
 _BYTES_IN_TURN = 256 << 10
+# Bytes that a client must read within `send_s` while more of an answer waits: 2 KiB a second.
+_LEAST_READ = 64 << 10
 _CLOSE = {"Connection": "close"}
 # Interval of the checks whether a client that has closed its sending side is still there, until its response starts.
 _PROBE_S = 0.2
@@ -204,7 +206,7 @@ class DeadlineProtocol(H11Protocol):
         unread: those whose clients do not read.
         peer_of: returns who has opened a connection, by its address; empty if all are to be one.
         header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
-        send_s: seconds that the client may leave sent data unread.
+        send_s: seconds within which the client must read some of what is sent.
         request_log: records requests that never reach the application.
         private: only other fronts of the server can connect.
     """
@@ -449,7 +451,20 @@ class DeadlineProtocol(H11Protocol):
             if slowest is self:
                 return
         if self._send_timer is None:
-            self._send_timer = self.loop.call_later(self.send_s, self.transport.abort)
+            self._send_timer = self.loop.call_later(self.send_s, self._look_at_unread)
+
+    def _look_at_unread(self) -> None:
+        """Cut the connection, unless its client has read something since: a large answer may take longer."""
+        unread = self.transport.get_write_buffer_size()
+        if self._unread - unread < _LEAST_READ:
+            self.transport.abort()
+            return
+        self._unread = unread
+        self._keep()
+        # Others may have waited for longer now.
+        self.unread.end(self._peer, self)
+        self.unread.begin(self._peer, self)
+        self._send_timer = self.loop.call_later(self.send_s, self._look_at_unread)
 
     def cut_unread(self) -> None:
         """Close the connection, because there is no room for what its client leaves unread."""

@@ -48,7 +48,7 @@ class ServerOptions:
         header_s: seconds for a client to send its headers.
         body_s, body_most_s: seconds for a client to send its body: if hardly any data arrives, and at most (see
             `paced`).
-        send_s: seconds that a client may leave a response unread.
+        send_s: seconds within which a client must read 64 KiB of a response that waits, or all of it.
         keep_alive_s: seconds that an idle connection is kept.
         tool_plugin, reasoning_plugin: the classes that plug-ins have for the parsers' names.
         health_s: seconds without a sign of the engine after which /health says that it hangs.

@@ -96,8 +96,8 @@ class ResponseStore:
             code="response_not_found",
         )
 
-    def ended(self, name: str, owner: str) -> Stored:
-        """The response of that id, which another request goes on with.
+    def history_of(self, name: str, owner: str) -> tuple[tuple[dict[str, Any], ...], int]:
+        """The conversation up to the response of that id, which another request goes on with, and its bytes.
 
         Raises:
             HttpError: 404 if there is none of this client; 400 if it is not answered yet, or never was.
@@ -116,7 +116,7 @@ class ResponseStore:
                 param="previous_response_id",
                 code="response_not_complete",
             )
-        return found
+        return found.history, found.history_bytes
 
     def delete(self, name: str, owner: str) -> None:
         """Forget a response.

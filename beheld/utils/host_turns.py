@@ -64,6 +64,11 @@ class HostTurns:
             if not self._asking[client]:
                 del self._asking[client]
 
+    @property
+    def num_asking(self) -> int:
+        """How many requests are in work."""
+        return sum(self._asking.values())
+
     def others_ask(self, client: str) -> bool:
         """True if a request of another client is in work, or began a moment ago."""
         if len(self._asking) > (client in self._asking):

@@ -238,6 +238,9 @@ def test_an_awaited_engine_ends_several_requests() -> None:
 
         try:
             tasks = [asyncio.create_task(reason(name)) for name in "abc"]
+            await asyncio.sleep(0)
+            # Also while their prompts are prepared.
+            assert engine.output_processor.get_num_unfinished_requests() == 3
             for _ in range(6):
                 await begun.acquire()
             assert engine.output_processor.get_num_unfinished_requests() == 3
@@ -388,6 +391,7 @@ def test_a_line_of_the_command_itself(tmp_path: Path) -> None:
     "line",
     [
         ("python", "-m", "vllm.entrypoints.openai.api_server"),
+        (sys.executable, "-u", "-mvllm.entrypoints.openai.api_server"),
         ("-m", "vllm.entrypoints.launchers.api_server.entry"),
         ("-m", "vllm.entrypoints.cli.main", "serve"),
     ],
@@ -425,7 +429,14 @@ def test_a_module_runs_as_python_runs_it(
     path = list(sys.path)
     assert main(["run-vllm", "python", "-m", "beside_the_folder", "-m", "x"]) == 0
     assert capsys.readouterr().out == "__main__ ['-m', 'x'] vllm\n"
+    assert main(["run-vllm", "-mbeside_the_folder", "y"]) == 0
+    assert capsys.readouterr().out == "__main__ ['y'] vllm\n"
     assert sys.path == path
+    for name in ("beheld_has_no_such_module", "vllm.entrypoints.grpc_server"):
+        assert main(["run-vllm", "-m", name]) == 1
+        said = capsys.readouterr().err
+        assert name.split(".")[-1] in said
+        assert "Traceback" not in said
     for words in (["run-vllm"], ["run-vllm", "-m"], ["run-vllm", "python"]):
         assert main(words) == 1
         assert "Name a Python file, or -m and a module." in capsys.readouterr().err

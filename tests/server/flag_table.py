@@ -95,7 +95,10 @@ def fixed_limits() -> str:
             "time for the body",
             f"{own.body_s:g} s for each {own.body_s * MIN_RATE / 1024:g} KiB, {own.body_most_s:g} s at most",
         ),
-        ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
+        (
+            "an answer of which less than 64 KiB are read while more waits, an idle connection",
+            f"{own.send_s:g} s, {own.keep_alive_s:g} s",
+        ),
         (
             "connections",
             "four for each of `--max-concurrent-requests` and 256 more; for clients that have few, a fourth more",

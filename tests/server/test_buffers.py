@@ -82,6 +82,24 @@ def test_answers_that_nobody_reads_have_a_bound(small: Running) -> None:
     small.idle()
 
 
+def test_who_reads_slowly_but_on_has_the_whole_answer() -> None:
+    """However long it takes. The time for all of an answer that was written at once was bounded."""
+    running = Running("llama", max_body_bytes=1 * MIB, max_reading_bytes=4 * MIB, send_s=1.0, header_s=20.0)
+    try:
+        path, document = large_answer(running)
+        with unread(running, path) as link:
+            begun, read = time.monotonic(), 0
+            while piece := link.recv(1 << 16):
+                read += len(piece)
+                # 250 KB/s.
+                time.sleep(max(0.0, begun + read / 250_000 - time.monotonic()))
+        assert read > len(document)
+        assert time.monotonic() - begun > 3.0
+        running.idle()
+    finally:
+        running.close()
+
+
 def test_requests_that_wait_to_be_parsed_have_a_bound(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each turn of a connection parses some 48 of its chunks; a hundred connections wait with 200 KiB each."""
     buffers = small.admission.buffers

@@ -11,6 +11,7 @@ import pytest
 from beheld.core.errors import ParamsError
 from beheld.core.params import StructuredOutputs
 from beheld.server import limits
+from beheld.server.response_store import ResponseStore
 from beheld.structured.compile import MAX_TEXT, grammar_of
 from beheld.utils.bounded_json import exceeds
 from tests.server.running import Running, received, request_bytes, watched
@@ -157,6 +158,20 @@ def test_136_a_grammar_that_is_too_large_is_not_written(asked: StructuredOutputs
 def test_136_the_largest_grammar_is_written() -> None:
     text = json.dumps({"enum": ["x" * 1000] * 100})
     assert json.loads(grammar_of(StructuredOutputs(json=json.loads(text))).text) == json.loads(text)
+
+
+def test_136_a_history_that_is_too_large_is_refused_for_good(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy was the answer, however often it was tried again."""
+    asked = {"max_output_tokens": 1, "input": "a"}
+    first = running.post(RESPONSES, asked).json()["id"]
+    history_of = ResponseStore.history_of
+    most = running.admission.most_held("a client")
+    monkeypatch.setattr(ResponseStore, "history_of", lambda *given: (history_of(*given)[0], most))
+    answer = running.post(RESPONSES, {**asked, "previous_response_id": first})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "previous_response_id", answer.text
+    running.idle()
+    assert running.admission.held_bytes == 0
 
 
 def test_136_a_long_history_is_checked_where_it_holds_nobody_up(running: Running) -> None:

@@ -565,7 +565,7 @@ def test_an_unanswered_response_keeps_no_conversation() -> None:
     assert (stored.response["status"], stored.history) == ("failed", ())
     assert 0 < store.num_bytes == size_of(stored.response) < 10_000
     with pytest.raises(HttpError, match="was never answered"):
-        store.ended("resp-1", "")
+        store.history_of("resp-1", "")
 
 
 def test_namespaces_copy_no_description_for_too_many_functions() -> None:

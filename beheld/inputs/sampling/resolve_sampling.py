@@ -101,6 +101,11 @@ class SamplingResolver:
                 _OWN_BAN,
             )
 
+    @property
+    def reads_extra_args(self) -> bool:
+        """Whether a loaded class may read the `extra_args` of requests."""
+        return self._processors.reads_extra_args
+
     def warm(self) -> None:
         """Let the process that compiles grammars start now, in the background."""
         if self._tokenizer is not None:
