@@ -6,6 +6,6 @@ from beheld.families.family import Family
 
 FAMILY = Family(
     model_types=("dory",),
-    refused="its middle layers compute several times for each token, each time with keys and values of their own, and a "
-    "layer has one cache here",
+    refused="its middle layers compute several times for each token, each time with keys and values of their own, and "
+    "a layer has one cache here",
 )
