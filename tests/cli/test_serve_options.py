@@ -239,7 +239,7 @@ import torch
 from beheld.api import start
 
 serve.has_accelerator = lambda device: False
-process.fork_or_spawn = process.spawn
+start.fork_or_spawn = process.spawn
 start.preload = lambda: None
 start._MODEL_LIBRARIES = start.PROCESSOR_LIBRARIES = ()
 import atexit

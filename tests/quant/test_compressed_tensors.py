@@ -67,7 +67,9 @@ def same(path: Path, dtype: str) -> None:
     found, meant = (dict(load(p, dtype).named_parameters()) for p in (path, path / tiny_quantized.PLAIN))
     assert found.keys() == meant.keys()
     for name, value in found.items():
-        assert value.dtype == meant[name].dtype == getattr(torch, dtype), name
+        assert value.dtype == meant[name].dtype, name
+        # transformers 5.24 keeps what chooses experts in float32.
+        assert value.dtype == getattr(torch, dtype) or name.endswith("mlp.gate.weight"), name
         assert torch.equal(value, meant[name]), name
 
 

@@ -130,7 +130,8 @@ class Running(Reachable):
         super().close()
         self.server.should_exit = True
         self._thread.join(10)
-        assert not self._thread.is_alive()
+        state = self.server.server_state
+        assert not self._thread.is_alive(), f"open: {[vars(one) for one in state.connections]}, {state.tasks}"
         self.llm.close()
 
 

@@ -194,5 +194,5 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(
     serves(small)
     assert not faults, "work went on to the end of its time"
     assert is_gone(worker)
-    assert small.llm._pools.media._work_queue.qsize() == 0
+    assert small.llm._preparation._pools.media._work_queue.qsize() == 0
     assert not group_of(small)._busy

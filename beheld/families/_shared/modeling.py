@@ -6,6 +6,7 @@ Shapes: B prompts, N positions, H hidden size, E embeddings of an item.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+CACHE = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
+"""What outputs call the cache: transformers 5.24 has given it its second name."""
 
 
 def with_media(embeds_BNH: Tensor, ids_BN: Tensor | None, token: int, parts: Sequence[Tensor]) -> Tensor:
@@ -45,8 +49,7 @@ class HeadedModel(PreTrainedModel, GenerationMixin):
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.logits(out.last_hidden_state[:, kept])
-        # transformers 5.24 has given the entry its second name.
-        cache = {name: value for name, value in out.items() if name in ("past_key_values", "cache")}
+        cache: dict[str, Any] = {CACHE: getattr(out, CACHE)}
         return CausalLMOutputWithPast(logits=logits, **cache)
 
     def logits(self, hidden: Tensor) -> Tensor:

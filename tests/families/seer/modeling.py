@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
+from beheld.families._shared.modeling import CACHE
 from tests.families.seer.config import SeerConfig
 
 
@@ -120,7 +121,7 @@ class SeerForConditionalGeneration(SeerPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         # transformers 5.24 has given the entry its second name.
-        cache = {name: value for name, value in out.items() if name in ("past_key_values", "cache")}
+        cache: dict[str, Any] = {CACHE: getattr(out, CACHE)}
         return CausalLMOutputWithPast(logits=logits, **cache)
 
     def prepare_inputs_for_generation(
