@@ -9,7 +9,7 @@ from typing import Any, Self
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.llm import tokenization_of, with_entries
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ParamsError
+from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 
@@ -65,6 +65,8 @@ class ScriptAsyncLLM(AsyncLLM):
         Raises:
             EngineDeadError: it has ended.
         """
+        if self.errored:
+            raise EngineDeadError(self.reason, "Start it again.")
         await self.ping()
 
     @property
