@@ -111,20 +111,17 @@ def check_ranks(
     from beheld.platform.registry import platform_of
 
     platform = platform_of(config.device)
-    sizes_asked = {
-        "tensor_parallel_size": args.tensor_parallel_size,
-        "pipeline_parallel_size": args.pipeline_parallel_size,
-    }
-    named = [f"{name}={size}" for name, size in sizes_asked.items() if size > 1]
     if args.distributed_executor_backend == LAUNCHED:
         logger.warning("Each of torchrun's %d processes computes the whole model, and gives the same answers.", asked)
         return
+    names = [name for name in ("tensor_parallel_size", "pipeline_parallel_size") if getattr(args, name) > 1]
+    named = " and ".join(f"{name}={getattr(args, name)}" for name in names)
     if not platform.splits:
         logger.warning(
             "%s %s no effect on a CPU: the model is not split. "
             "distributed_executor_backend='mp' splits it into %d processes, which is slower.",
-            " and ".join(named),
-            "has" if len(named) == 1 else "have",
+            named,
+            "has" if len(names) == 1 else "have",
             asked,
         )
         return
@@ -135,13 +132,13 @@ def check_ranks(
     )
     if needed > available:
         raise ConfigError(
-            f"{' and '.join(named)} is not possible (GPUs here: {platform.num_devices}), and one GPU does not "
+            f"{named} is not possible (GPUs here: {platform.num_devices}), and one GPU does not "
             f"hold the model: {sizes}.",
             "Make more GPUs visible, take one with more memory, or use a smaller or a quantized checkpoint.",
-            param=next(iter(named)).partition("=")[0],
+            param=names[0],
         )
     logger.warning(
         "%s: the model runs on one GPU, which holds it: %s.",
-        " and ".join(named),
+        named,
         sizes,
     )
