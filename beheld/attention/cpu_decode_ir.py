@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from beheld.attention.paged_ir import head_place
 from beheld.platform import jit
-from beheld.platform.vector_ir import EXP, PREFETCH, TYPES, float_text, load, parts, spread, stored, words
+from beheld.platform.vector_ir import EXP, PREFETCH, REDUCTIONS, TYPES, float_text, load, parts, spread, stored, words
 
 # `row` is the numbers of a row of q; with `store`, the row's keys and values follow its queries.
 JOB = (
@@ -258,11 +258,7 @@ def module(kind: str, size: int, form: DecodeForm, in_hardware: bool, triple: st
     sums, answers = _sums(kind, size, in_hardware), _answers(kind, size, in_hardware)
     return f"""
 target triple = "{triple}"
-declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
-declare {_V} @llvm.roundeven.v16f32({_V})
-declare float @llvm.vector.reduce.fadd.v16f32(float, {_V})
-declare float @llvm.vector.reduce.fmax.v16f32({_V})
-{EXP}
+{REDUCTIONS}{EXP}
 {_FETCH}
 {jit.sharing(JOB)}
 define void @decode(ptr %job, i64 %begin, i64 %end) {{

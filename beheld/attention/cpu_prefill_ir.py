@@ -18,7 +18,7 @@ from __future__ import annotations
 from beheld.attention.paged_ir import head_place
 from beheld.platform import pair_products_ir
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import EXP, float_text, load, parts, spread, stored, words
+from beheld.platform.vector_ir import EXP, REDUCTIONS, float_text, load, parts, spread, stored, words
 
 # q (P, H, C) with `q.step` numbers a row, y (P, H, C); packed keys and values; `scores` ROWS x (L + SPARE) float32 a
 # thread; `zeros` max(L, C) float32; `tiles` of queries; `first` the first position that any of them sees.
@@ -42,11 +42,7 @@ def module(size: int, triple: str) -> str:
     return f"""
 target triple = "{triple}"
 {pair_products_ir.DECLARED}
-declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
-declare {_V} @llvm.roundeven.v16f32({_V})
-declare float @llvm.vector.reduce.fadd.v16f32(float, {_V})
-declare float @llvm.vector.reduce.fmax.v16f32({_V})
-{EXP}
+{REDUCTIONS}{EXP}
 {pair_products_ir.products("f32")}
 {pair_products_ir.products("bf16")}
 {_pack(size)}

@@ -15,7 +15,7 @@ Shapes: W windows, H heads, C head size, L positions of a window, padded to a mu
 from __future__ import annotations
 
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import EXP, TYPES, load, parts, spread, stored, words
+from beheld.platform.vector_ir import EXP, REDUCTIONS, TYPES, load, parts, spread, stored, words
 
 # q, k, v and y (T, H, C) with so many numbers from one position to the next; `bounds` (W + 1) int32; `scratch` so many
 # float32 a thread, see `scratch_numbers`; `longest` is the longest window, padded.
@@ -47,11 +47,7 @@ def module(size: int, kind: str, in_hardware: bool, triple: str) -> str:
     """
     return f"""
 target triple = "{triple}"
-declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
-declare {_V} @llvm.roundeven.v16f32({_V})
-declare float @llvm.vector.reduce.fadd.v16f32(float, {_V})
-declare float @llvm.vector.reduce.fmax.v16f32({_V})
-declare i64 @llvm.umin.i64(i64, i64)
+{REDUCTIONS}declare i64 @llvm.umin.i64(i64, i64)
 {EXP}
 {_transposed(size, kind)}
 {_copied("read", size, kind, "f32", False)}

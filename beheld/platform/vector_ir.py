@@ -162,6 +162,14 @@ def _exp() -> str:
 # The function `exp16` of 16 numbers; the module declares llvm.fmuladd.v16f32 and llvm.roundeven.v16f32.
 EXP = _exp()
 
+# What a module of attention declares: products and `exp16`, and sums and largest of 16 numbers.
+REDUCTIONS = f"""\
+declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
+declare {_V} @llvm.roundeven.v16f32({_V})
+declare float @llvm.vector.reduce.fadd.v16f32(float, {_V})
+declare float @llvm.vector.reduce.fmax.v16f32({_V})
+"""
+
 
 # What a module that calls `ahead` declares.
 PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
