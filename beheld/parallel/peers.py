@@ -1,4 +1,4 @@
-"""Sums of small tensors over the GPUs of one host, by writing to one another's memory; see peer_sum_kernel.py."""
+"""Sums of tensors over the GPUs of one host, by writing to one another's memory; see peer_sum_kernel.py."""
 
 from __future__ import annotations
 
@@ -76,23 +76,39 @@ class PeerSums:
             bases = [address if other == rank else self._memory.open(each) for other, each in enumerate(handles)]
             self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
             self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)
+            self._turn_epochs = torch.zeros(kernel.TURN_PROGRAMS, dtype=torch.int32, device=device)
             self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
         except BaseException:
             self.close()
             raise
 
     def takes(self, x: Tensor) -> bool:
-        """True if `x` is small enough, and of a type that is summed."""
-        return x.dtype in _TYPES and x.numel() <= self._kernel.most_numbers(self._ranks, x.element_size())
+        """True if `x` is of a type that is summed, and small enough for more than two ranks."""
+        return x.dtype in _TYPES and (self._ranks == 2 or self._small(x))
+
+    def _small(self, x: Tensor) -> bool:
+        return x.numel() <= self._kernel.most_numbers(self._ranks, x.element_size())
 
     def sum_(self, x: Tensor) -> None:
         """Replace a contiguous `x` by its sum over all ranks, which has the same bits on each."""
-        self._kernel.sum_(x, self._bases, self._epochs, self._stop.data_ptr(), self._rank, self._ranks)
+        stop = self._stop.data_ptr()
+        if self._small(x):
+            self._kernel.sum_(x, self._bases, self._epochs, stop, self._rank, self._ranks)
+        else:
+            self._kernel.sum_in_turns_(x, self._bases, self._turn_epochs, stop, self._rank)
 
     def tried(self) -> bool:
-        """Sum known numbers; True if the sum is right. All ranks call this."""
-        x = torch.arange(3000, dtype=torch.float32, device=self._device) + self._rank
-        wanted = self._ranks * torch.arange(3000, dtype=torch.float32) + sum(range(self._ranks))
+        """Sum known numbers in each form; True if the sums are right. All ranks call this."""
+        count = 3000
+        right = self._tried(count)
+        if self._ranks == 2:
+            # In all cases, for the other rank waits.
+            right &= self._tried(count + self._kernel.most_numbers(2, torch.float32.itemsize))
+        return right
+
+    def _tried(self, count: int) -> bool:
+        x = torch.arange(count, dtype=torch.float32, device=self._device) + self._rank
+        wanted = self._ranks * torch.arange(count, dtype=torch.float32) + sum(range(self._ranks))
         self.sum_(x)
         done = platform_of(self._device).event()
         done.record()

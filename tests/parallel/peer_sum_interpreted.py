@@ -6,6 +6,7 @@ Ranks are processes that are forked when the memory exists, so that addresses ar
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +61,33 @@ def test_all_ranks_have_the_same_sum(ranks: int, dtype: torch.dtype, monkeypatch
         for part in each:
             wanted += part.float()
         assert torch.equal(sums, wanted.to(dtype).expand(ranks, -1)), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_two_ranks_add_long_tensors_in_turns(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one turn, of more turns than slots, and with fewer programs than before: all epochs go on."""
+    monkeypatch.setattr(kernel, "TURN_PROGRAMS", 3)
+    monkeypatch.setattr(kernel, "TURN_BYTES", 256)
+    block = 256 // dtype.itemsize
+    counts = (3 * block, 19 * block + 5, 1, 3 * block, 27 * block, block + 1)
+    buffers = shared((2, kernel.buffer_bytes(2)), torch.uint8)
+    bases = torch.tensor([buffer.data_ptr() for buffer in buffers])
+    chance = torch.Generator().manual_seed(7)
+    given = [torch.randn(2, count, generator=chance).to(dtype) for count in counts]
+    found = [shared((2, count), dtype) for count in counts]
+    for to, each in zip(found, given, strict=True):
+        to.copy_(each)
+
+    def work(rank: int) -> None:
+        epochs, stop = torch.zeros(kernel.TURN_PROGRAMS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        for number, each in enumerate(found):
+            # A rank that comes late finds that the other one has waited.
+            time.sleep(0.05 * (number % 2 == rank))
+            kernel.sum_in_turns_(each[rank], bases, epochs, stop.data_ptr(), rank)
+
+    on_ranks(2, work)
+    for count, each, sums in zip(counts, given, found, strict=True):
+        assert torch.equal(sums, (each[0].float() + each[1].float()).to(dtype).expand(2, -1)), count
 
 
 def test_waiting_ends_when_it_is_told() -> None:
