@@ -31,6 +31,8 @@ _NOT_LAUNCHED = ("invalid configuration argument", "invalid argument", "too many
 # What torch says where something waits for the device that must not.
 _WAITED = "called a synchronizing CUDA operation"
 
+# Ranks that BEHELD_ONE_GPU puts on a GPU, at most.
+MAX_SHARING = 8
 # Graphs that failed under a torch whose allocators still ask them which streams are theirs.
 _abandoned: list[torch.cuda.CUDAGraph] = []
 
@@ -57,7 +59,6 @@ class Cuda:
     shares_host_memory = False
     synchronous = False
     splits = True
-    collectives = "nccl"
     pinned_memory = True
     compiles_layers = True
     packs_linears = False
@@ -67,7 +68,12 @@ class Cuda:
     @property
     def num_devices(self) -> int:
         """See Platform."""
-        return torch.cuda.device_count()
+        return MAX_SHARING if env.ONE_GPU() else torch.cuda.device_count()
+
+    @property
+    def collectives(self) -> str:
+        """See Platform. NCCL refuses two ranks on one GPU."""
+        return "gloo" if env.ONE_GPU() else "nccl"
 
     def __init__(self) -> None:
         self.has_triton = HAS_TRITON
@@ -187,6 +193,8 @@ class Cuda:
 
     def rank_environment(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
         """See Platform."""
+        if env.ONE_GPU():
+            return {}
         visible = visible_accelerators(environment)
         return seeing([visible[rank] if visible else str(rank)])
 

@@ -205,7 +205,14 @@ PEER_SUMS = _variable(
     ("BEHELD_PEER_SUMS",),
     _switch,
     True,
-    "0 leaves small sums over GPUs to NCCL, where GPUs could write to one another's memory",
+    "0 leaves all sums over GPUs to NCCL, where GPUs could write to one another's memory",
+)
+ONE_GPU = _variable(
+    ("BEHELD_ONE_GPU",),
+    _switch,
+    False,
+    "1 puts all ranks of a model on one GPU and adds up over gloo, to try several ranks where there is one GPU: slow, "
+    "and `enforce_eager` and `kv_cache_memory_bytes` must be given",
 )
 HANG_FACTOR = _variable(
     ("BEHELD_HANG_FACTOR",),
