@@ -35,6 +35,7 @@ logger = get_logger(__name__)
 
 # The watchdog of the executor notices ranks that are gone or stuck; this limit is only the last resort, because loading
 # weights may take one rank minutes longer than another.
+_HOST = torch.device("cpu")
 _LIMIT = datetime.timedelta(minutes=60)
 _LEAVE_S = 5.0
 # How often a rank looks whether the others ask the same.
@@ -151,6 +152,11 @@ class RankGroup:
         """Replace `x`, in place, by its sum over all ranks, which has the same bits on each."""
         if not x.numel():
             return
+        if self._by_host(x):
+            host = x.cpu()
+            self.sum_(host)
+            x.copy_(host)
+            return
         dense = x.contiguous()
         if not self._peers_known:
             self._peers_known = True
@@ -164,6 +170,10 @@ class RankGroup:
                 _finish(self._device.allreduce([dense], self._sum))
         if dense.data_ptr() != x.data_ptr():
             x.copy_(dense)
+
+    def _by_host(self, x: Tensor) -> bool:
+        """Whether `x` is on a device that ranks share (see BEHELD_ONE_GPU), and goes through the host's memory."""
+        return self._backend == "gloo" and x.device != _HOST
 
     def _find_near(self) -> HostSums | None:
         """Return memory that all ranks share, if each has it; called while they connect."""
@@ -229,6 +239,8 @@ class RankGroup:
         sizes = (*x.shape[:-1], self.size * x.shape[-1])
         if not x.numel():
             return x.new_empty(sizes)
+        if self._by_host(x):
+            return self.joined(x.cpu()).to(x.device)
         dense = x.contiguous()
         with self._waiting():
             if self._near is not None:
@@ -241,6 +253,11 @@ class RankGroup:
     def copy_from(self, x: Tensor, source: int) -> None:
         """Overwrite a contiguous `x` by that of the rank `source`."""
         if not x.numel():
+            return
+        if self._by_host(x):
+            host = x.cpu()
+            self.copy_from(host, source)
+            x.copy_(host)
             return
         with self._waiting():
             self._cast.rootRank = source
