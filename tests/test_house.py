@@ -453,6 +453,7 @@ NAMES_A_DEVICE = {
     "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/normed_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
+    "models/gated_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/shared_expert_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",

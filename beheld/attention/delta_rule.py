@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import current
-from beheld.attention.gated_delta import GatedDelta
+from beheld.attention.gated_delta import GatedDelta, Gates, decay_of
 from beheld.attention.recurrent import LayerStates, StateSlice, layer_states, pieces_of, recur
 from beheld.platform import operators
 
@@ -35,8 +35,12 @@ class DeltaKernels(Protocol):
         metadata: AttnMetadata,
         rule: GatedDelta,
         out_THV: Tensor,
+        gates: Gates | None = None,
     ) -> None:
-        """Compute the step's first tokens, one of each decoding sequence; writes their rows of `out_THV`."""
+        """Compute the step's first tokens, one of each decoding sequence; writes their rows of `out_THV`.
+
+        With `gates`, g and beta are a and b, of which these make them.
+        """
 
     def prefill(
         self,
@@ -68,6 +72,33 @@ def delta_rule(
         sizes = (rule.key_heads, rule.key_dim, rule.value_heads, rule.value_dim)
         return torch.ops.beheld.delta_rule(x_TC, g_TH, beta_TH, weight_CL, bias_C, module.layer_number, *sizes)
     return _delta_rule_layer(module.layer_idx, x_TC, g_TH, beta_TH, weight_CL, bias_C, rule)
+
+
+def delta_row(
+    layer: int,
+    x_1C: Tensor,
+    a_1H: Tensor,
+    b_1H: Tensor,
+    gates: Gates,
+    convolution: tuple[Tensor, Tensor | None],
+    rule: GatedDelta,
+) -> Tensor:
+    """As `delta_rule`, of the step's only token; its decay and its strength are made in the kernel. Returns (H, V).
+
+    Args:
+        convolution: weights (C, L), contiguous, and bias.
+
+    Raises:
+        ModelError: as `delta_rule`.
+    """
+    weight_CL, bias_C = convolution
+    kernels: DeltaKernels | None = current().backend.delta
+    if kernels is None:
+        return _delta_rule_layer(layer, x_1C, decay_of(a_1H, *gates), b_1H.sigmoid(), weight_CL, bias_C, rule)[0]
+    context, cache = layer_states(layer, weight_CL)
+    out_1HV = x_1C.new_empty((1, rule.value_heads, rule.value_dim))
+    kernels.decode(x_1C, a_1H, b_1H, convolution, cache, context.metadata, rule, out_1HV, gates)
+    return out_1HV[0]
 
 
 def _delta_rule_layer(

@@ -17,12 +17,25 @@ sizes of a key and a value, N chunks, L tokens of a chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _CHUNK = 64
 EPSILON = 1e-6
+
+
+class Gates(NamedTuple):
+    """What a layer makes its tokens' decay of, (H,) each; see `decay_of`. How much is written is sigmoid(b)."""
+
+    log_rate_H: Tensor
+    offset_H: Tensor
+
+
+def decay_of(a_TH: Tensor, log_rate_H: Tensor, offset_H: Tensor) -> Tensor:
+    """Return g = -exp(log_rate) softplus(a + offset), float32."""
+    return -log_rate_H.float().exp() * nn.functional.softplus(a_TH.float() + offset_H)
 
 
 @dataclass(frozen=True)

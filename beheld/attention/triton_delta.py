@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.attention.gated_delta import EPSILON, GatedDelta
+from beheld.attention.gated_delta import EPSILON, GatedDelta, Gates
 from beheld.attention.recurrent import LayerStates, StateSlice
 from beheld.platform.registry import platform_of
 
@@ -99,11 +99,15 @@ def _convolve_decodes(
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
 def _step(
-    x_ptr, g_ptr, beta_ptr, states_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr, table_row, g_token, beta_token,
+    x_ptr, g_ptr, beta_ptr, log_rate_ptr, offset_ptr, states_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr,
+    table_row, g_token, beta_token,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SCALE: tl.constexpr,
     EPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program changes some columns of one head's state of one row."""
+    """One program changes some columns of one head's state of one row.
+
+    With `log_rate_ptr`, g and beta are what they are made of; see gated_delta.Gates.
+    """
     if EARLY:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -116,6 +120,9 @@ def _step(
     cell_KV = head * KEY * VALUE + k_K[:, None] * VALUE + v_V[None, :]
     size: tl.constexpr = HEADS * KEY * VALUE
     state_KV = tl.load(states_ptr + source * size + cell_KV, mask=inside_KV & known, other=0.0)
+    if log_rate_ptr is not None:
+        rate = tl.exp(tl.load(log_rate_ptr + head).to(tl.float32))
+        offset = tl.load(offset_ptr + head).to(tl.float32)
     if EARLY:
         gdc_wait()
     width: tl.constexpr = HEADS // SHARE * KEY
@@ -126,8 +133,14 @@ def _step(
     value_V = tl.load(line_ptr + 2 * width + head * VALUE + v_V, mask=there_V, other=0.0).to(tl.float32)
     q_K = q_K * (SCALE / tl.sqrt(tl.sum(q_K * q_K, 0) + EPS))
     key_K = key_K * (1.0 / tl.sqrt(tl.sum(key_K * key_K, 0) + EPS))
-    decay = tl.exp(tl.load(g_ptr + row * g_token + head).to(tl.float32))
+    g = tl.load(g_ptr + row * g_token + head).to(tl.float32)
     beta = tl.load(beta_ptr + row * beta_token + head).to(tl.float32)
+    if log_rate_ptr is not None:
+        g += offset
+        # Softplus is linear from 20 on, as PyTorch's.
+        g = -rate * tl.where(g > 20.0, g, tl.log(1.0 + tl.exp(tl.minimum(g, 20.0))))
+        beta = (1.0 / (1.0 + tl.exp(tl.minimum(-beta, 80.0)))).to(beta_ptr.dtype.element_ty).to(tl.float32)
+    decay = tl.exp(g)
     state_KV *= decay
     said_V = tl.sum(key_K[:, None] * state_KV, 0)
     state_KV += key_K[:, None] * ((value_V - said_V) * beta)[None, :]
@@ -374,6 +387,7 @@ class TritonDelta:
         metadata: AttnMetadata,
         rule: GatedDelta,
         out_THV: Tensor,
+        gates: Gates | None = None,
     ) -> None:
         """Compute the step's first tokens, one of each decoding sequence; writes their rows of `out_THV`."""
         group, count = metadata.groups[cache.group], metadata.num_decodes
@@ -390,7 +404,8 @@ class TritonDelta:
         )  # fmt: skip
         keys, values = _padded(rule.key_dim), min(32, _padded(rule.value_dim))
         _step[(count, rule.value_heads, triton.cdiv(rule.value_dim, values))](
-            mixed_DC, g_TH, beta_TH, cache.states, out_THV, *where, g_TH.stride(0), beta_TH.stride(0),
+            mixed_DC, g_TH, beta_TH, *(gates or (None, None)), cache.states, out_THV, *where,
+            g_TH.stride(0), beta_TH.stride(0),
             rule.value_heads, rule.value_heads // rule.key_heads, rule.key_dim, rule.value_dim, rule.key_dim**-0.5,
             EPSILON, metadata.block_size, keys, values, early,
             num_warps=4, enable_fp_fusion=True, **options,

@@ -252,13 +252,17 @@ def _turn(
     weights_ptr,
     q_heads,
     size,
+    apart,
     turned,
     eps,
     C: tl.constexpr,
     FROM_ONE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program handles a head of q or k, in place; its first `turned` elements are rotated, half against half."""
+    """One program handles a head of q or k, in place; its first `turned` elements are rotated, half against half.
+
+    Heads of q begin `apart` elements from each other, those of k follow one another behind them.
+    """
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -269,7 +273,7 @@ def _turn(
     half = turned // 2
     first_C = c_C < half
     other_C = tl.where(rotated_C, tl.where(first_C, c_C + half, c_C - half), c_C)
-    base_ptr = qkv_ptr + head * size
+    base_ptr = qkv_ptr + tl.minimum(head, q_heads) * apart + tl.maximum(head - q_heads, 0) * size
     x_C = tl.load(base_ptr + c_C, mask=inside_C, other=0.0).to(tl.float32)
     y_C = tl.load(base_ptr + other_C, mask=inside_C, other=0.0).to(tl.float32)
     if weights_ptr is not None:
@@ -303,20 +307,22 @@ def turn(
     *,
     from_one: bool,
     early: bool,
+    gated: bool = False,
 ) -> None:
     """Normalize and rotate the heads of q and k, in place.
 
     Args:
         qkv: one row: the heads of q, of k and of v, concatenated.
         heads: the numbers of heads of q and of k.
+        gated: each head of q is followed by as many numbers of a gate.
         norms: weights (2, C) of q and of k, and epsilon, if heads are normalized.
         cos_C, sin_C: for all rotated elements of a head, in its type.
     """
     assert all(each.is_contiguous() for each in (qkv, cos_C, sin_C))
     q_heads, k_heads = heads
-    size = qkv.numel() // (q_heads + 2 * k_heads)
+    size = qkv.numel() // (q_heads * (2 if gated else 1) + 2 * k_heads)
     weights_2C, eps = norms or (None, 0.0)
-    given = qkv, cos_C, sin_C, weights_2C, q_heads, size, cos_C.numel(), eps
+    given = qkv, cos_C, sin_C, weights_2C, q_heads, size, size * (2 if gated else 1), cos_C.numel(), eps
     block = triton.next_power_of_2(size)
     _turn[(q_heads + k_heads,)](*given, block, from_one, early, num_warps=1, enable_fp_fusion=True, **_options(early))
 

@@ -208,9 +208,15 @@ def _cpu_layers(target: Target, changes: Changes) -> None:
 
 def _forms() -> list[Form]:
     # Only here, as above.
+    from beheld.models.surgery.gated_row_layer import delta_form, gated_attention_form
     from beheld.models.surgery.latent_row_layer import latent_form
 
-    return [usual_form(OneRowLayer), *([latent_form] if env.LATENT_ROWS() else [])]
+    forms: list[Form] = [usual_form(OneRowLayer)]
+    if env.LATENT_ROWS():
+        forms.append(latent_form)
+    if env.GATED_ROWS():
+        forms += [delta_form, gated_attention_form]
+    return forms
 
 
 def _compile_text(target: Target, changes: Changes) -> None:
@@ -221,10 +227,10 @@ def _compile_text(target: Target, changes: Changes) -> None:
     recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
     fits = _has_row_kernels(target)
     trial = RankTrial(target.ranks)
-    one_row = layers_of_forms(text, _forms(), trial) if fits else {}
-    logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
+    one_row = layers_of_forms(text, _forms(), trial, states=env.GATED_ROWS()) if fits else {}
+    logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers) + len(recurrent))
     compile_layers(layers, changes, one_row=one_row)
-    compile_layers(recurrent, changes)
+    compile_layers(recurrent, changes, one_row=one_row)
     # What most text models compute before and after their layers: about ten kernels each, of a microsecond or two. With
     # many rows they matter little, and each memory layout of positions would compile separately.
     for name in ("rotary_emb", "norm"):

@@ -58,7 +58,7 @@ def buffer_bytes(ranks: int) -> int:
 
 @triton.jit
 def _aligned(address, x_ptr):
-    """Return a pointer like `x_ptr`; without what is said here of its address, a thread moves two bytes at a time."""
+    """Return a pointer like `x_ptr`, to 16 bytes; from a number alone a thread would move two bytes at a time."""
     return tl.multiple_of(address.to(tl.pointer_type(x_ptr.dtype.element_ty)), 16)
 
 

@@ -195,6 +195,12 @@ LATENT_ROWS = _variable(
     True,
     "0 computes a single row of layers of latent attention as compiled on a GPU, not in few launches of kernels",
 )
+GATED_ROWS = _variable(
+    ("BEHELD_GATED_ROWS",),
+    _switch,
+    True,
+    "0 computes a single row of layers with gates (Qwen3.5) as compiled on a GPU, not in few launches of kernels",
+)
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
     _switch,

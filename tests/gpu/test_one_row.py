@@ -16,7 +16,7 @@ from beheld.models.load import load_model
 from beheld.models.one_row import OneRowLinear, linear
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
-from beheld.models.surgery.one_row_layer import OneRowLayer, _probed, one_row_layers
+from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, probed
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 from tests import tiny
@@ -89,7 +89,7 @@ def test_layers_by_our_kernels_are_the_originals(family: str) -> None:
     assert len(found) == len(text.layers)
     layers = [found[layer] for layer in text.layers]
     for layer in layers:
-        layer.attend = lambda number, q, k, v, window, scale, softcap: _probed(q, k, v, scale)
+        layer.attend = lambda number, q, k, v, window, scale, softcap: probed(q, k, v, scale)
     x = torch.randn(1, 1, text.config.hidden_size, device="cuda", dtype=torch.bfloat16)
     angles = torch.randn(1, 1, layers[0].turned, device="cuda")
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()

@@ -28,9 +28,11 @@ from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.one_row_layer import (
     Norm,
     Seen,
+    SeenAttention,
     activation_of,
     added_to,
     agrees,
+    attended,
     named_norms,
     norm_of,
     probed_latents,
@@ -65,7 +67,7 @@ class GatedRow:
         """Compute (H,) -> (H,)."""
         from beheld.models.one_row_kernel import gate
 
-        inner = _normed_product(self.gate_up, self.norm, x_H)
+        inner = normed_product(self.gate_up, self.norm, x_H)
         return added_to(self.down, gate(inner, tanh=self.tanh, early=early_start(x_H.device)), x_H, None)
 
 
@@ -155,11 +157,11 @@ class LatentRowLayer:
             assert position_ids is not None, "its queries grow with positions"
             growth = Growth(position_ids.reshape(-1), *self.growth)
         x_H = hidden_states.reshape(-1)
-        made = _normed_product(self.first, self.before, x_H)
+        made = normed_product(self.first, self.before, x_H)
         q = made[self.query]
         if self.second is not None:
             norm, product = self.second
-            q = _normed_product(product, norm, q)
+            q = normed_product(product, norm, q)
         cos_P, sin_P = (each.reshape(-1).contiguous() for each in position_embeddings)
         turn = LatentTurn(self.latent_norm.weight_H, self.latent_norm.eps, cos_P, sin_P, self.interleaved, growth)
         q_HC = q.view(self.up.heads, -1)
@@ -167,7 +169,7 @@ class LatentRowLayer:
         return self.mlp(added_to(self.o, out_HV.reshape(-1), x_H, None)).view(1, 1, -1)
 
 
-def _normed_product(product: Any, norm: Norm, x_K: Tensor) -> Tensor:
+def normed_product(product: Any, norm: Norm, x_K: Tensor) -> Tensor:
     """Return the product of the normalized row, (N,), contiguous; in one launch if it is small."""
     from beheld.models.normed_row_kernel import is_small, normed_row
 
@@ -184,6 +186,8 @@ def _normed_product(product: Any, norm: Norm, x_K: Tensor) -> Tensor:
 
 def latent_form(layer: Any, trials: Sequence[Seen], trial: RankTrial) -> LatentRowLayer | None:
     """Return the layer in this form; None if it has another form. See one_row_layer.py."""
+    if not attended(trials):
+        return None
     attention, seen = getattr(layer, "self_attn", None), trials[0]
     up = getattr(attention, "kv_b_proj", None)
     names = named_norms(layer)
@@ -201,7 +205,7 @@ def latent_form(layer: Any, trials: Sequence[Seen], trial: RankTrial) -> LatentR
     number, window, scale, softcap = seen.asked
     if window is not None or softcap is not None:
         return None
-    places = _places(first)
+    places = places_of(first)
     latent = places.pop("kv_a_proj_with_mqa")
     (query,) = places.values()
     for interleaved in (True, False):
@@ -220,7 +224,7 @@ def _growth(attention: Any) -> tuple[float, float] | None:
     return (float(beta), float(span)) if beta and span else None
 
 
-def _rotates(cos_sin: Any, seen: Seen, up: LatentUp) -> bool:
+def _rotates(cos_sin: Any, seen: SeenAttention, up: LatentUp) -> bool:
     """Return whether keys and queries end in numbers that one row of cosines and sines in their type rotates."""
     if not isinstance(cos_sin, tuple) or len(cos_sin) != 2:
         return False
@@ -245,7 +249,7 @@ def _products(attention: Any) -> tuple[FirstOfFused | None, tuple[Norm, Any] | N
     return first, (norm_of(norm, False), product)
 
 
-def _places(first: FirstOfFused) -> dict[str, slice]:
+def places_of(first: FirstOfFused) -> dict[str, slice]:
     """Return where each joined layer's outputs are."""
     places, start = {}, 0
     for name, size in zip(first.names, first.sizes, strict=True):
@@ -258,11 +262,11 @@ def _mlp(mlp: Any, norm: Norm) -> GatedRow | SharedExpertRow | None:
     """Return what follows attention in a form of ours; None if it has another one."""
     experts = getattr(mlp, "experts", None)
     if experts is None:
-        gate_up, down = _gated(mlp)
+        gate_up, down = gated_parts(mlp)
         tanh = None if gate_up is None else activation_of(mlp)
         return None if tanh is None or not isinstance(down, nn.Module) else GatedRow(norm, gate_up, down, tanh)
     router = next((found for name in _ROUTERS if (found := getattr(mlp, name, None)) is not None), None)
-    gate_up, down = _gated(getattr(mlp, "shared_experts", None))
+    gate_up, down = gated_parts(getattr(mlp, "shared_experts", None))
     tanh = activation_of(experts)
     # Both are attributes of a router, and of experts, whose trials said that the kernels of a row give what they gave.
     if router is None or "row_rule" not in vars(router) or "forward" not in vars(experts) or tanh is None:
@@ -292,7 +296,7 @@ def _gate_is_an_activation(experts: Any, tanh: bool) -> bool:
     return torch.allclose(experts._apply_gate(both), activated * up, rtol=1e-4, atol=1e-3)
 
 
-def _gated(mlp: Any) -> tuple[nn.Module | None, Any]:
+def gated_parts(mlp: Any) -> tuple[nn.Module | None, Any]:
     """Return the joined product and the last one of a gated MLP."""
     joined = getattr(mlp, "gate_proj", None)
     if not isinstance(joined, FirstOfFused) or joined.names != ("gate_proj", "up_proj"):
@@ -300,7 +304,7 @@ def _gated(mlp: Any) -> tuple[nn.Module | None, Any]:
     return joined.product, getattr(mlp, "down_proj", None)
 
 
-def _same(made: LatentRowLayer, seen: Seen, trial: RankTrial) -> bool:
+def _same(made: LatentRowLayer, seen: SeenAttention, trial: RankTrial) -> bool:
     """Return whether this form gives attention and the next layer the same values as the original."""
     taken: list[tuple[Tensor, Tensor]] = []
 

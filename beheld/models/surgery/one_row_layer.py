@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from beheld.attention.op import attend_layer
 from beheld.core.errors import EngineDeadError, first_line
 from beheld.models.one_row import AddingLinear, early_start
 from beheld.models.surgery.rank_trial import RankTrial
+from beheld.models.surgery.recurrent_trial import changed, delta_mixer, trial_states
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -155,15 +156,34 @@ Form = Callable[[Any, Sequence["Seen"], RankTrial], Callable[..., Tensor] | None
 
 @dataclass(eq=False)
 class Seen:
-    """What the original layer did with a random row: its arguments, its attention call, and its output."""
+    """What the original layer did with a random row: its arguments and its output."""
 
     hidden: Tensor
     keywords: Mapping[str, Any]
+    given: Tensor
+
+
+@dataclass(eq=False)
+class SeenAttention(Seen):
+    """And its attention call."""
+
     query: Tensor
     key: Tensor
     value: Tensor
     asked: tuple[int, int | None, float, float | None]
-    given: Tensor
+
+
+@dataclass(eq=False)
+class SeenRecurrence(Seen):
+    """And what it changed; see recurrent_trial.py."""
+
+    change: Tensor
+    inputs: Tensor
+
+
+def attended(trials: Sequence[Seen]) -> TypeGuard[Sequence[SeenAttention]]:
+    """Return whether the layer called attention in all trials."""
+    return all(isinstance(each, SeenAttention) for each in trials)
 
 
 # How much two ways to compute a layer's contribution may differ, relative to its norm, and how much its output may, a
@@ -198,12 +218,13 @@ def usual_form(kind: Callable[..., LayerT]) -> Form:
 
 @torch.no_grad()
 def layers_of_forms(
-    text: Any, forms: Sequence[Form], trial: RankTrial | None = None
+    text: Any, forms: Sequence[Form], trial: RankTrial | None = None, *, states: bool = False
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Return the text model's layers that have one of these forms, tried one by one; none if the trial itself fails.
 
     Args:
         trial: where ranks that share the layers agree; None if there is only this one.
+        states: give layers of the gated delta rule states; without, a model that has one gets no form.
 
     Raises:
         EngineDeadError: the trial failed on this rank alone, and others wait for it.
@@ -211,7 +232,7 @@ def layers_of_forms(
     trial = trial or RankTrial(None)
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
-        far, near = (_watched(text, first) for first in (_far(text.config), _NEAR))
+        far, near = (_watched(text, first, states=states) for first in (_far(text.config), _NEAR))
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
@@ -229,11 +250,13 @@ def layers_of_forms(
 
 def _form(kind: Callable[..., LayerT], layer: Any, trials: Sequence[Seen], trial: RankTrial) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
+    if not attended(trials):
+        return None
     seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     cos_sin: Any = seen.keywords.get("position_embeddings")
     names = named_norms(layer)
-    if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
+    if attention is None or mlp is None or names is None or not rotates(cos_sin, seen):
         return None
     products: tuple[Any, Any, Any, Any] = (
         _joined(attention, "q_proj", "qkv_proj"),
@@ -300,7 +323,7 @@ def _joined(module: nn.Module, first: str, whole: str) -> Any:
     return getattr(module, whole, None) if found is None else getattr(found, "product", None)
 
 
-def _rotates(cos_sin: Any, seen: Seen) -> bool:
+def rotates(cos_sin: Any, seen: SeenAttention) -> bool:
     """Return whether heads are rotated by one row of cosines and sines in their type."""
     if not isinstance(cos_sin, tuple) or len(cos_sin) != 2:
         return False
@@ -312,13 +335,13 @@ def _rotates(cos_sin: Any, seen: Seen) -> bool:
     )
 
 
-def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
+def _same(made: OneRowLayer, seen: SeenAttention, trial: RankTrial) -> bool:
     """Return whether this form gives attention and the next layer the same values as the original."""
     taken: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
         taken.append((q.clone(), k.clone(), v.clone()))
-        return _probed(q, k, v, scale)
+        return probed(q, k, v, scale)
 
     made.attend = attend
     try:
@@ -364,14 +387,14 @@ def near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
 
 
 def probed_latents(q_1HTC: Tensor, latent_11TW: Tensor, up: LatentUp, scale: float) -> Tensor:
-    """Return `_probed` of the keys and values that latents become; (1, T, H, V)."""
+    """Return `probed` of the keys and values that latents become; (1, T, H, V)."""
     rotary = latent_11TW.shape[3] - up.weight.shape[1]
     both = expanded(latent_11TW[0, 0], up.up_HDR, q_1HTC.shape[3] - rotary)
     k_1HTC, v_1HTV = (each.transpose(0, 1).unsqueeze(0) for each in both)
-    return _probed(q_1HTC, k_1HTC, v_1HTV, scale)
+    return probed(q_1HTC, k_1HTC, v_1HTV, scale)
 
 
-def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Tensor:
+def probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Tensor:
     """Return (1, T, H, C) that depends on q, k and v, in attention's place: attention of a single row is v alone."""
     group = q_1HTC.shape[1] // k_1KTC.shape[1]
     k, v = (each.repeat_interleave(group, dim=1) for each in (k_1KTC, v_1KTC))
@@ -379,7 +402,7 @@ def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Ten
     return (v.float() * weight).to(v.dtype).transpose(1, 2)
 
 
-def _watched(text: Any, first: int) -> dict[nn.Module, Seen]:
+def _watched(text: Any, first: int, *, states: bool = False) -> dict[nn.Module, Seen]:
     """Run a text model on one random row at the position `first`, and record what each layer did."""
     arguments: dict[nn.Module, tuple[Tensor, dict[str, Any]]] = {}
     asked: list[tuple[Tensor, Tensor, Tensor, tuple[int, int | None, float, float | None]]] = []
@@ -393,8 +416,11 @@ def _watched(text: Any, first: int) -> dict[nn.Module, Seen]:
         hidden, keywords = arguments[layer]
         more = {name: value for name, value in keywords.items() if name != "hidden_states"}
         plain = len(given) <= 1 and isinstance(output, Tensor) and output.shape == hidden.shape
-        if plain and len(asked) == 1:
-            seen[layer] = Seen(hidden, more, *asked[0], output)
+        mixer = delta_mixer(layer)
+        if plain and len(asked) == 1 and mixer is None:
+            seen[layer] = SeenAttention(hidden, more, output, *asked[0])
+        if plain and not asked and mixer is not None:
+            seen[layer] = SeenRecurrence(hidden, more, output, *changed(mixer))
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None,
@@ -408,12 +434,12 @@ def _watched(text: Any, first: int) -> dict[nn.Module, Seen]:
         up = getattr(module, "kv_b_proj", None)
         if isinstance(up, LatentUp):
             return probed_latents(query, key, up, scale), None
-        return _probed(query, key, value, scale), None
+        return probed(query, key, value, scale), None
 
     handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in text.layers]
     handles += [layer.register_forward_hook(leaves) for layer in text.layers]
     try:
-        with _attention_by(text.config, attention):
+        with _attention_by(text.config, attention), trial_states(text.layers if states else (), None):
             _run_one_row(text, first)
     finally:
         for handle in handles:
@@ -454,4 +480,4 @@ def _attention_by(config: Any, attention: Callable[..., Any]) -> Iterator[None]:
     finally:
         config._attn_implementation = {"": before}
         # A stateless function: the name stays registered.
-        AttentionInterface.register(_PROBE, _probed)
+        AttentionInterface.register(_PROBE, probed)

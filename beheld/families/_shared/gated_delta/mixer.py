@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from beheld.attention.delta_rule import delta_rule
-from beheld.attention.gated_delta import GatedDelta
+from beheld.attention.gated_delta import GatedDelta, decay_of
 from beheld.models.recurrent import RecurrentMixer
 from beheld.models.surgery.operation import Changes
 
@@ -66,7 +66,7 @@ class DeltaMixer(RecurrentMixer):
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Compute (1, T, H) -> (1, T, H); other arguments concern padding and caches, which do not exist here."""
         x_TC, z_TMV, b_TM, a_TM = self.project(hidden_states[0])
-        g_TM = -self.A_log.float().exp() * nn.functional.softplus(a_TM.float() + self.dt_bias)
+        g_TM = decay_of(a_TM, self.A_log, self.dt_bias)
         weight_CL, bias_C = self.conv1d.weight.squeeze(1), self.conv1d.bias
         out_TMV = delta_rule(self, x_TC, g_TM, self.strength(b_TM), weight_CL, bias_C, self.recurrence)
         return self.project_out(out_TMV, z_TMV)

@@ -1,9 +1,10 @@
-"""A next token of a model with latent attention on one GPU, in few launches and as compiled, kernel by kernel.
+"""A next token of a model whose layers have a form for a single row on one GPU, in few launches and as compiled.
 
-    python -m benchmarks.latent_rows [--shape GLM-Flash-16] [--lengths 512,16384] [--new 128] [--only few,compiled]
-        [--small] [--seconds 80]
+    python -m benchmarks.row_layers [--shape GLM-Flash-16 | Qwen3.5-4B] [--lengths 512,16384] [--new 128]
+        [--only few,compiled] [--small] [--seconds 80]
 
-Starts an engine of each kind (BEHELD_LATENT_ROWS=1 and 0), with random weights in bfloat16, and measures them in turn.
+Starts an engine of each kind (the form's variable, see SWITCHES, is 1 and 0), with random weights in bfloat16, and
+measures them in turn.
 One JSON line for each engine and length: milliseconds of a next token, the least of several rounds, the floor (bytes
 that it must read over the rate of a large copy), and their ratio. Then, for each engine, a line `kernel` for each
 kernel of a step after the first length: microseconds of a token, and how often it is launched. A kernel's time is from
@@ -24,27 +25,32 @@ from typing import Any
 
 import torch
 
-from benchmarks.caches import Bench, copied_bytes_per_s, shrink, token_bytes
+from benchmarks.caches import Bench, copied_bytes_per_s, shrink, state_bytes, token_bytes
 
 KINDS = {"few": "1", "compiled": "0"}
-SWITCH = "BEHELD_LATENT_ROWS"
+# Shape -> the variable of its form.
+SWITCHES = {"GLM-Flash-16": "BEHELD_LATENT_ROWS", "Qwen3.5-4B": "BEHELD_GATED_ROWS"}
 ROUNDS = 4
 _PROFILED_TOKENS = 32
 
 
 def started(kind: str, shape: str, folder: Path, most: int) -> Bench:
     """Return an engine that computes single rows in this way, which has answered once."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = KINDS[kind]
+    switch = SWITCHES[shape]
+    before = os.environ.get(switch)
+    os.environ[switch] = KINDS[kind]
     options: dict[str, Any] = {"max_model_len": most, "max_num_seqs": 2, "enable_prefix_caching": False}
     options |= {"kv_cache_memory_bytes": 2 << 30}
+    if shape == "Qwen3.5-4B":
+        # No tower is tried.
+        options |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     try:
         bench = Bench(shape, folder / kind, **options)
         bench.run(bench.prompts(1, 64, 1), 8)
     finally:
-        os.environ.pop(SWITCH)
+        os.environ.pop(switch)
         if before is not None:
-            os.environ[SWITCH] = before
+            os.environ[switch] = before
     return bench
 
 
@@ -52,6 +58,18 @@ def runs_s(bench: Bench, length: int, new: int) -> tuple[float, float]:
     """Return the seconds of a long and of a short answer after so many positions, of one round."""
     asked = bench.prompts(1, length, 1)
     return bench.run(asked, new + 8), bench.run(asked, 8)
+
+
+def floor_bytes(path: Path, shape: str, length: int) -> int:
+    """Return the bytes that a next token after so many positions must read, and write of states."""
+    text = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if shape == "GLM-Flash-16":
+        row = 2 * text["num_hidden_layers"] * (text["kv_lora_rank"] + text["qk_rope_head_dim"])
+        return token_bytes(path) + int(row) * length
+    text = text["text_config"]
+    attention = text["layer_types"].count("full_attention")
+    row = 2 * attention * 2 * text["num_key_value_heads"] * text["head_dim"]
+    return token_bytes(path) + state_bytes(path) + int(row) * length
 
 
 def by_kernel(events: list[tuple[str, float, float]]) -> list[tuple[str, float, float, int]]:
@@ -105,7 +123,7 @@ def step_ends(found: list[tuple[str, float, float]]) -> list[int]:
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="GLM-Flash-16")
+    parser.add_argument("--shape", choices=tuple(SWITCHES), default="GLM-Flash-16")
     parser.add_argument("--lengths", default="512,16384")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--only", default=",".join(KINDS))
@@ -117,15 +135,12 @@ def main() -> None:
         shrink()
         given.lengths, given.new = "24,48", 4
     lengths, kinds = [int(each) for each in given.lengths.split(",")], given.only.split(",")
-    with tempfile.TemporaryDirectory(prefix="beheld-latent-rows-") as folder:
+    with tempfile.TemporaryDirectory(prefix="beheld-row-layers-") as folder:
         benches = {}
         for kind in kinds:
             benches[kind] = started(kind, given.shape, Path(folder), max(lengths) + given.new + 64)
             print(json.dumps({"start": kind, "s": round(time.perf_counter() - begun, 1)}), flush=True)
         rate = copied_bytes_per_s(device)
-        text = json.loads((benches[kinds[0]].path / "config.json").read_text(encoding="utf-8"))
-        row = 2 * text["num_hidden_layers"] * (text["kv_lora_rank"] + text["qk_rope_head_dim"])
-        weights = token_bytes(benches[kinds[0]].path)
         for length in lengths:
             least = dict.fromkeys(kinds, (float("inf"), float("inf")))
             for round_ in range(ROUNDS):
@@ -135,7 +150,7 @@ def main() -> None:
                     least[kind] = min(least[kind][0], found[0]), min(least[kind][1], found[1])
                 if time.perf_counter() - begun > given.seconds:
                     break
-            floor = (weights + row * length) / rate
+            floor = floor_bytes(benches[kinds[0]].path, given.shape, length) / rate
             for kind in kinds:
                 token = (least[kind][0] - least[kind][1]) / given.new
                 figures = {"kind": kind, "length": length, "next_token_ms": round(1e3 * token, 4)}
