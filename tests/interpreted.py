@@ -98,6 +98,39 @@ def _patch_once() -> None:
     interpreter._patch_lang = once
 
 
+def _remember_types() -> None:
+    """Let Triton's interpreter look up NumPy's type of each of its own once: it makes a table of all at every value."""
+    from triton.runtime import interpreter
+
+    find, found = interpreter._get_np_dtype, dict[str, Any]()
+
+    def known(own: Any) -> Any:
+        if own.name not in found:
+            found[own.name] = find(own)
+        return found[own.name]
+
+    interpreter._get_np_dtype = known
+
+
+def _keep_conditions() -> None:
+    """Let a scalar condition stay one when it is spread over a block.
+
+    A comparison's result says that it is of its operands' type, and a spread copy is made in that: integers, which
+    Triton 3.9's loads and stores refuse as masks. What is compiled has no such step.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    splat = interpreter.InterpreterBuilder.create_splat
+
+    def spread(builder: Any, ret_ty: Any, arg: Any) -> Any:
+        if arg.data.dtype == bool:
+            arg = interpreter.TensorHandle(arg.data, language.int1)
+        return splat(builder, ret_ty, arg)
+
+    interpreter.InterpreterBuilder.create_splat = spread
+
+
 def _serve(descriptor: int) -> None:
     import hypothesis  # noqa: F401
     import pytest
@@ -105,6 +138,8 @@ def _serve(descriptor: int) -> None:
     import triton.language  # noqa: F401
 
     _patch_once()
+    _remember_types()
+    _keep_conditions()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     while True:

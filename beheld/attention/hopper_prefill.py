@@ -58,6 +58,9 @@ _PIECE = gl.constexpr(16)
 _REGISTERS = gl.constexpr(240)
 # Triton 3.7 renamed it.
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+# Triton 3.8 renamed these: copies by the copy engine and by threads. 3.9 has the earlier names no more.
+_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.constexpr_function
@@ -118,14 +121,14 @@ def _fetch_pieces(tile, pieces, blocks, position, column, ready, SIZE: gl.conste
     mbarrier.expect(ready, _KEYS * SIZE * 2)
     for piece in gl.static_range(_KEYS // _PIECE):
         line = blocks[piece] * BLOCK_SIZE + (position + piece * _PIECE) % BLOCK_SIZE
-        tma.async_copy_global_to_shared(pieces, [line, column], ready, tile.slice(piece * _PIECE, _PIECE, 0))
+        _fetch(pieces, [line, column], ready, tile.slice(piece * _PIECE, _PIECE, 0))
 
 
 @gluon.jit
 def _fetch_tile(tile, tiles, row, column, ready, SIZE: gl.constexpr):
     """Let the copy engine fetch a whole tile of the step's tokens (N, C)."""
     mbarrier.expect(ready, _KEYS * SIZE * 2)
-    tma.async_copy_global_to_shared(tiles, [row, column], ready, tile)
+    _fetch(tiles, [row, column], ready, tile)
 
 
 @gluon.jit
@@ -139,7 +142,7 @@ def _copy_cached(tile, base, table, start, head, KV_HEADS: gl.constexpr, SIZE: g
         line = (block.to(gl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + head
         from_RC = base + line * SIZE + (r_R * (KV_HEADS * SIZE))[:, None] + c_C[None, :]
         live_RC = (place + r_R < start)[:, None] & (c_C >= 0)[None, :]
-        async_copy.async_copy_global_to_shared(tile.slice(piece * _PIECE, _PIECE, 0), from_RC, mask=live_RC)
+        _copy(tile.slice(piece * _PIECE, _PIECE, 0), from_RC, mask=live_RC)
     async_copy.commit_group()
 
 
@@ -155,7 +158,7 @@ def _copy_own(tile, base, stride, own, count, SIZE: gl.constexpr):
         place_R = own + piece * _PIECE + r_R
         from_RC = base + (place_R.to(gl.int64) * stride)[:, None] + c_C[None, :]
         live_RC = (place_R < count)[:, None] & (c_C >= 0)[None, :]
-        async_copy.async_copy_global_to_shared(tile.slice(piece * _PIECE, _PIECE, 0), from_RC, mask=live_RC)
+        _copy(tile.slice(piece * _PIECE, _PIECE, 0), from_RC, mask=live_RC)
     async_copy.commit_group()
 
 

@@ -41,7 +41,9 @@ def test_compiles_for_hopper(size: int, kind: str) -> None:
             divisible[(place,)] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     source = GluonASTSource(kernel, signature=signature, constexprs=places, attrs=divisible)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    # As every launch does: see test_launches.py.
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     text = made.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n128k16" in text
     assert "cp.async.bulk.tensor.2d" in text
