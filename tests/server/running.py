@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import faulthandler
 import io
 import json
 import socket
@@ -131,6 +132,9 @@ class Running(Reachable):
         self.server.should_exit = True
         self._thread.join(10)
         state = self.server.server_state
+        if self._thread.is_alive():
+            # A thread that the loop waits for is in no task.
+            faulthandler.dump_traceback(sys.__stderr__)
         assert not self._thread.is_alive(), f"open: {[vars(one) for one in state.connections]}, {state.tasks}"
         self.llm.close()
 
