@@ -1,8 +1,8 @@
 # Recipes of this project. `just --list` shows them; each is one line that can be run without just.
 
-# All tests on the CPU in two processes, or those of the arguments in one: just test tests/scheduler -x
+# All tests on the CPU in three processes, or those of the arguments in one: just test tests/scheduler -x
 test *arguments:
-    pytest {{ if arguments == "" { "-n 2" } else { arguments } }}
+    pytest {{ if arguments == "" { "-n 3" } else { arguments } }}
 
 # Style.
 lint:

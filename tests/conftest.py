@@ -123,21 +123,53 @@ def one_at_a_time(request: pytest.FixtureRequest, turns: Turns | None) -> Iterat
 # It wants the machine for itself, so it comes when nothing else is left that could run meanwhile.
 ALONE = "tests/server/test_overload.py"
 
+# Files of few tests that take long. Others come by their number of tests, and one of these at the end would keep a
+# process at work when the others have none.
+LASTING = (
+    "tests/attention/test_triton.py",
+    "tests/engine/test_crowd.py",
+    "tests/engine/test_redone.py",
+    "tests/engine/test_retry.py",
+    "tests/engine/test_sentinel.py",
+    "tests/engine/test_soak.py",
+    "tests/examples/test_examples.py",
+    "tests/executor/test_ranks.py",
+    "tests/server/test_data_parallel.py",
+    "tests/server/test_fronts.py",
+    "tests/server/test_killable.py",
+    "tests/server/test_lifecycle.py",
+    "tests/server/test_operator.py",
+    "tests/server/test_process.py",
+    "tests/server/test_soak.py",
+    "tests/server/test_transcriptions.py",
+)
 
-def next_scope(queued: Iterable[str], others: Iterable[str]) -> str:
-    """The scope that a process takes next while other processes are at those of `others`.
+# How much lower the priority of every process but the first is.
+NICE = 5
 
-    What waits goes with what computes: two files that start servers keep each other from the cores, and then both
-    wait while no core computes.
+
+def next_scope(queued: Iterable[str], *, first: bool) -> str:
+    """The scope that a process takes next: the first one what waits, as long as there is any, the others what computes.
+
+    Two files that start servers keep each other from the cores, and then both wait while no core computes.
     """
     scopes = [scope for scope in queued if scope != ALONE] or list(queued)
-    waits = not any(scope.startswith(WAITING) for scope in others)
-    return next((scope for scope in scopes if scope.startswith(WAITING) == waits), scopes[0])
+    scopes = [scope for scope in scopes if scope.startswith(WAITING) == first] or scopes
+    return next((scope for scope in scopes if scope in LASTING), scopes[0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the cores to the first of several processes, whose tests wait for what they start until a deadline.
+
+    So a process more than there are cores computes whenever the first one waits, and does not slow it down.
+    """
+    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0":
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side (`-n 2`), a process takes a whole file, whose tests share engines; of the oracle, a family of it."""
+    """Side by side (`-n 3`), a process takes a whole file, whose tests share engines; of the oracle, a family of it."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndFamilies(LoadScopeScheduling):
@@ -150,13 +182,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path
 
         def _assign_work_unit(self, node: Any) -> None:
-            others = [
-                scope
-                for other, units in self.assigned_work.items()
-                for scope, tests in units.items()
-                if other is not node and not all(tests.values())
-            ]
-            self.workqueue.move_to_end(next_scope(self.workqueue, others), last=False)
+            first = node is self.nodes[0]
+            self.workqueue.move_to_end(next_scope(self.workqueue, first=first), last=False)
             super()._assign_work_unit(node)
 
     return FilesAndFamilies(config, log)
