@@ -56,6 +56,7 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
+from beheld.server.long_json import LongResponse
 from beheld.server.metrics import Metrics, counted, summed
 from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
@@ -63,7 +64,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
-from beheld.server.response_store import ResponseStore
+from beheld.server.response_store import ResponseStore, Stored
 from beheld.server.sagemaker_sessions import SESSION, SessionRequest, Sessions
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
@@ -512,7 +513,10 @@ class Service:
         plans = await self._planned(request, ask.body)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            return made_events.events(chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms))
+            # Log-probabilities of a whole answer would be made at once.
+            stepwise = ask.body.logprobs is True
+            made = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms, stepwise=stepwise)
+            return made_events.events(made)
 
         form = AnswerForm(response_events.fold)
         if ask.given.background:
@@ -537,7 +541,7 @@ class Service:
             return JSONResponse({"id": name, "object": "response", "deleted": True})
         if request.query_params.get("stream") not in (None, "false"):
             raise HttpError(400, "A stored response is not streamed.", "Leave stream out.", param="stream")
-        return JSONResponse(self._store.get(name, owner).response)
+        return self._shown_response(self._store.get(name, owner), request)
 
     async def cancel_response(self, request: Request) -> Response:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
@@ -556,7 +560,16 @@ class Service:
         elif status != "cancelled":
             await self.llm.abort(stored.response["id"])
             await stored.over.wait()
-        return JSONResponse(stored.response)
+        return self._shown_response(stored, request)
+
+    def _shown_response(self, stored: Stored, request: Request) -> Response:
+        """A response as it stands."""
+        from beheld.server.response_events import in_pieces
+
+        made = in_pieces(stored.response)
+        if made.lists:
+            return LongResponse(made, self._answers.turns, lambda error: None, request.state.names)
+        return Response(made.whole(), media_type=LongResponse.media_type)
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
         """The request as one of chat's."""

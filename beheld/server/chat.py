@@ -19,7 +19,7 @@ from beheld.server import limits
 from beheld.server.custom_tools import CustomCalls
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
-from beheld.server.long_json import LongList
+from beheld.server.json_pieces import SHORT, LongList
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.parser_plugins import add_format, marks_of
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
@@ -162,7 +162,14 @@ def plan(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: Answer
 
 
 def chunks(
-    llm: AsyncLLM, body: ChatRequest, plan: ChatPlan, head: ChunkHead, salt: str | None, forms: AnswerMarks
+    llm: AsyncLLM,
+    body: ChatRequest,
+    plan: ChatPlan,
+    head: ChunkHead,
+    salt: str | None,
+    forms: AnswerMarks,
+    *,
+    stepwise: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a chat request, in chunks; the last one has the usage.
 
@@ -188,7 +195,9 @@ def chunks(
     reasoning = None if marks is None else _reasoning_before(params, marks)
     shown = plan.shown | {"cache_salt": salt, "reasoning": reasoning}
     if plan.beams is not None:
+        stepwise: chunks come token by token, as in any stream; otherwise an answer comes at once.
         # The end of the reasoning must be in the text, also where it is a special token.
+    stepwise = stepwise or body.stream is True
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), plan.beams, head.id, **asked)
@@ -197,7 +206,7 @@ def chunks(
         messages,
         params,
         head.id,
-        pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        pieces=Pieces.DELTA if stepwise else Pieces.FINAL,
         grounding=body.grounding is True,
         lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
@@ -205,7 +214,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times)
+    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times, stepwise=stepwise)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -490,6 +499,7 @@ async def _chunks(
                 parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
                 calls = {index: CustomCalls(tools.custom) for index in parsers}
                 opening = {"role": "assistant", "content": begun}
+    stepwise: bool = False,
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
                     first["media"] = media_of(output)
@@ -510,7 +520,7 @@ async def _chunks(
                         yield of_text(answer.index, answer.text)
                     continue
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of, stepwise=stepwise):
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -566,7 +576,7 @@ def _choices(
     body: ChatRequest,
     bytes_of: Callable[[int], bytes],
 ) -> list[dict[str, Any]]:
-    """The choices of the chunks with the new part of one answer."""
+    """The choices of the chunks with the new part of one answer; `stepwise` as in `chunks`."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
@@ -575,15 +585,21 @@ def _choices(
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True
-        entries = logprobs_of(
+        entries = partial(
+            logprobs_of,
             answer.token_ids,
             answer.logprobs,
             body.top_logprobs or 0,
             bytes_of,
+    *,
+    stepwise: bool,
             as_ids=as_ids,
             named=bool(body.logprob_token_ids),
         )
-        of_tokens["logprobs"] = {"content": entries}
+        # Those of all answers come at once where there is no stream.
+        candidates = 1 + max(body.top_logprobs or 0, len(body.logprob_token_ids or ()))
+        long = not stepwise and len(answer.token_ids) * candidates * (body.n or 1) > SHORT
+        of_tokens["logprobs"] = {"content": LongList(entries) if long else list(entries())}
     if body.return_token_ids:
         of_tokens["token_ids"] = list(answer.token_ids)
     shown = body.include_reasoning is not False
