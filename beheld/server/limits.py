@@ -15,6 +15,9 @@ MAX_TOOLS = 128
 # of C code.
 MAX_TOOLS_LETTERS = 1 << 20
 MAX_TOOLS_VALUES = 1 << 15
+# Letters of a response's instructions, and letters and values of its schema: every answer repeats them.
+MAX_REPEATED_LETTERS = 1 << 20
+MAX_REPEATED_VALUES = 1 << 15
 # The most answers of one request, over n and all prompts.
 MAX_ANSWERS = 64
 # The most texts of one request that pools.

@@ -28,6 +28,7 @@ from beheld.server.schema import (
     bounded_tools,
     wrong,
 )
+from beheld.utils.bounded_json import exceeds
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
 
@@ -294,14 +295,22 @@ class AllowedNames(Body):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=limits.MAX_TOOLS)]
 
 
+def _bounded_schema(given: Any) -> Any:
+    """The schema, unless it is too large for answers that repeat it."""
+    if exceeds(given, limits.MAX_REPEATED_LETTERS, limits.MAX_REPEATED_VALUES):
+        words = f"more than {limits.MAX_REPEATED_LETTERS} letters or {limits.MAX_REPEATED_VALUES} values"
+        raise wrong(f"The schema has {words}", "Send a smaller one.")
+    return given
+
+
 class TextFormat(Body):
     """The format of the answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    schema_: Annotated[dict[str, Any] | None, BeforeValidator(_bounded_schema)] = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -373,7 +382,7 @@ class ResponsesRequest(SamplingFields):
 
     model: Name | None = None
     input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
-    instructions: str | None = None
+    instructions: Annotated[str, Field(max_length=limits.MAX_REPEATED_LETTERS)] | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
     background: bool | None = None
