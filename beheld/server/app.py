@@ -314,8 +314,10 @@ class Service:
         self._note_effort(body, request)
         self._note_grammars(body, request)
         self._note_priority(body, request)
-        self._note_args(body, request)
+        body = self._with_read_args(body, request)
         plans = await self._planned(request, body)
+        # The answer may take long.
+        body = chat.without_inputs(body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
         columns, head = self._counted(body, head)
@@ -383,7 +385,7 @@ class Service:
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
         self._note_priority(body, request)
-        self._note_args(body, request)
+        body = self._with_read_args(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -427,6 +429,7 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         plans = await self._planned(request, ask.body)
+        ask = replace(ask, body=chat.without_inputs(ask.body))
 
         def events() -> AsyncGenerator[Chunk, None]:
             chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms)
@@ -509,8 +512,9 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         turns = self._answers.turns if request.state.held.slow else None
-        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
         plans = await self._planned(request, ask.body)
+        ask = replace(ask, body=chat.without_inputs(ask.body))
+        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
 
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.
@@ -838,15 +842,18 @@ class Service:
             words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
             self._note(request, "priority", words)
 
-    def _note_args(self, body: ChatRequest | CompletionRequest, request: Request) -> None:
-        """Note that nothing reads the arguments that a request has for a logits processor.
+    def _with_read_args(self, body: B, request: Request) -> B:
+        """The body without arguments for a logits processor if nothing reads them, which is noted.
 
         Raises:
             HttpError: fields without effect are refused.
         """
-        if body.vllm_xargs and not self.llm.reads_extra_args:
-            words = "Nothing reads them here. The operator may load what does with --logits-processors."
-            self._note(request, "vllm_xargs", words)
+        if not getattr(body, "vllm_xargs", None) or self.llm.reads_extra_args:
+            return body
+        words = "Nothing reads them here. The operator may load what does with --logits-processors."
+        self._note(request, "vllm_xargs", words)
+        # They may be large, and the answer may take long.
+        return body.model_copy(update={"vllm_xargs": None})
 
     def _note(self, request: Request, param: str, words: str) -> None:
         if self.options.strict_fields:

@@ -33,6 +33,11 @@ from beheld.text.tools import form_of, format_named
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
 THINKING = "enable_thinking"
+# Fields that are of no use once a request is planned.
+_OF_PLANS = (
+    *("documents", "tools", "chat_template", "mm_processor_kwargs", "media_io_kwargs"),
+    *("structured_outputs", "response_format", "allowed_token_ids", "logit_bias", "vllm_xargs"),
+)
 # That of models that answer by given texts.
 DOCUMENTS = "documents"
 
@@ -161,6 +166,16 @@ def plan(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: Answer
     return ChatPlan(messages, shown | {"tools": tools.shown}, params, beams, tools, begun, tells_times)
 
 
+def without_inputs(body: ChatRequest) -> ChatRequest:
+    """The request without what its plan has, which may be large, and which nothing reads while it is answered."""
+    kept = {NONEMPTY: True} if _is_nonempty(body) else None
+    return body.model_copy(update={**dict.fromkeys(_OF_PLANS), "chat_template_kwargs": kept})
+
+
+def _is_nonempty(body: ChatRequest) -> bool:
+    return (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+
+
 def chunks(
     llm: AsyncLLM,
     body: ChatRequest,
@@ -180,7 +195,9 @@ def chunks(
         head: the common part of the chunks.
         salt: separates this client's prefix cache from others'.
         forms: how the model writes tool calls and reasoning.
+        stepwise: chunks come token by token, as in any stream; otherwise an answer comes at once.
     """
+    stepwise = stepwise or body.stream is True
     marks, messages, params, tools, begun = forms.reasoning, plan.messages, plan.params, plan.tools, plan.begun
 
     async def count(text: str) -> int:
@@ -195,9 +212,7 @@ def chunks(
     reasoning = None if marks is None else _reasoning_before(params, marks)
     shown = plan.shown | {"cache_salt": salt, "reasoning": reasoning}
     if plan.beams is not None:
-        stepwise: chunks come token by token, as in any stream; otherwise an answer comes at once.
         # The end of the reasoning must be in the text, also where it is a special token.
-    stepwise = stepwise or body.stream is True
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), plan.beams, head.id, **asked)
@@ -484,6 +499,7 @@ async def _chunks(
     count: Callable[[str], Awaitable[int]],
     *,
     tells_times: bool = False,
+    stepwise: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
@@ -499,7 +515,6 @@ async def _chunks(
                 parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
                 calls = {index: CustomCalls(tools.custom) for index in parsers}
                 opening = {"role": "assistant", "content": begun}
-    stepwise: bool = False,
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
                     first["media"] = media_of(output)
@@ -562,7 +577,7 @@ def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None,
     calls = () if forced or tools.form is None else format_named(tools.form).openings
     split: Splitter | None = None
     if marks is not None:
-        nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+        nonempty = not forced and _is_nonempty(body)
         split = splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls, nonempty=nonempty)
     return DeltaParser(
         split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
@@ -575,6 +590,8 @@ def _choices(
     calls: CustomCalls,
     body: ChatRequest,
     bytes_of: Callable[[int], bytes],
+    *,
+    stepwise: bool,
 ) -> list[dict[str, Any]]:
     """The choices of the chunks with the new part of one answer; `stepwise` as in `chunks`."""
     deltas = list(parser.push(answer.text))
@@ -591,8 +608,6 @@ def _choices(
             answer.logprobs,
             body.top_logprobs or 0,
             bytes_of,
-    *,
-    stepwise: bool,
             as_ids=as_ids,
             named=bool(body.logprob_token_ids),
         )

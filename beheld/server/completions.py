@@ -37,6 +37,10 @@ Lists = dict[str, list[Any]]
 _SHOWN = 64
 
 
+# Fields that are of no use once the parameters are made.
+_OF_PLANS = ("prompt_embeds", "structured_outputs", "response_format", "allowed_token_ids", "logit_bias", "vllm_xargs")
+
+
 def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     """The prompts of a request.
 
@@ -93,8 +97,8 @@ def answer_columns_bytes(
 
 
 def without_prompts(body: CompletionRequest) -> CompletionRequest:
-    """The request without its prompts, which may be large."""
-    return body.model_copy(update={"prompt": "", "prompt_embeds": None})
+    """The request without its prompts and what its parameters have, which may be large."""
+    return body.model_copy(update={"prompt": "", **dict.fromkeys(_OF_PLANS)})
 
 
 def _most_tokens(prompt: Prompt) -> int:
@@ -313,13 +317,13 @@ async def _chunks(
     cached = total = 0
     counts: dict[int, int] = {}
     offsets: dict[int, int] = {}
+    as_ids = body.return_tokens_as_token_ids is True
+    # Candidates since the last turn.
+    made = 0
     prompts: dict[int, tuple[str, EchoedTokens | None]] = {}
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
             if body.prompt_logprobs is not None and output.prompt_entries is not None:
-    as_ids = body.return_tokens_as_token_ids is True
-    # Candidates since the last turn.
-    made = 0
                 entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_logprobs": entries}]}
             for answer in output.outputs:
@@ -410,16 +414,16 @@ def _choice(
     }
 
 
-def _no_lists() -> Lists:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-
 def _add_candidates(lists: Lists, token: int, candidates: Mapping[int, Logprob], offset: int, *, as_ids: bool) -> int:
     """Append a token with its candidates; returns the length of its text."""
     own = candidates[token]
     text = own.decoded_token or ""
     _add(lists, token, text, own.logprob, candidates, offset, as_ids=as_ids)
     return len(text)
+
+
+def _no_lists() -> Lists:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def _add(

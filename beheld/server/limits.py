@@ -55,3 +55,7 @@ QUICK_BYTES = 2 << 10
 LARGE_BYTES = 8 << 20
 # Bytes of a body that are not counted, so that large bodies never keep small ones out.
 FREE_BYTES = 64 << 10
+# What each list and object of a body takes in memory, parsed and checked, and each value and key: a body of small parts
+# takes thirty times its bytes.
+CONTAINER_BYTES = 768
+VALUE_BYTES = 64

@@ -437,6 +437,9 @@ _SAME = (
 )
 
 
+_NOT_KEPT = ("chat_template_kwargs", "mm_processor_kwargs", "structured_outputs", "allowed_token_ids", "logit_bias")
+
+
 def asked(
     given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Notes, earlier_bytes: int = 0
 ) -> ResponseAsked:
@@ -503,8 +506,8 @@ def asked(
     if given.structured_outputs is None:
         fields["structured_outputs"] = "tools" if made["response_format"] is None else "text.format"
     names = FieldNames("input", fields=fields, places=places)
-    # Kept without the input, whose media are large.
-    kept = given.model_copy(update={"input": ""})
+    # Kept without what is large and not repeated.
+    kept = given.model_copy(update={"input": "", **dict.fromkeys(_NOT_KEPT)})
     body = ChatRequest.model_validate(made)
     held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
     for each in body.tools or ():
