@@ -357,16 +357,6 @@ class DeadlineProtocol(H11Protocol):
             self._waiting = True
             self.turns.do(self._parse)
 
-    def _wait_for_turn(self) -> None:
-        """Parse what was kept while a response was sent, as soon as this connection's turn comes."""
-        if self._waiting:
-            return
-        if self.parse_turns.take(self._peer, self._parse):
-            self._parse()
-        else:
-            self._waiting = True
-            self.transport.hold_reading()
-
     def _write_piece(self, data: bytes) -> bool:
         """Write a piece of a body of unknown length, whose response `send` has started, past all middlewares and h11.
 
@@ -436,7 +426,8 @@ class DeadlineProtocol(H11Protocol):
         self.conn.left = 0
         super().on_response_complete()
         if self._unparsed or self.conn.num_kept:
-            self._wait_for_turn()
+            self.conn.paused = False
+            self._wait()
         else:
             self._keep()
         self._look_at_half_closed()

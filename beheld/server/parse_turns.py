@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 # Each takes up to a third of a millisecond, with the request that it begins.
-IN_TURN = 12
+_IN_TURN = 12
 
 
 class ParseTurns:
@@ -21,7 +21,7 @@ class ParseTurns:
         in_turn: connections a turn.
     """
 
-    def __init__(self, in_turn: int = IN_TURN) -> None:
+    def __init__(self, in_turn: int = _IN_TURN) -> None:
         self._in_turn = self._left = in_turn
         self._scheduled = False
         # The client that was served last is the last.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from beheld.server import limits, openapi, parse_turns
+from beheld.server import limits, openapi
 from beheld.server.listen import listen
 from beheld.server.options import ServerOptions
 from beheld.server.parse_turns import ParseTurns
@@ -250,7 +250,8 @@ def test_requests_in_a_row_begin_in_turns_too(running: Running, monkeypatch: pyt
         assert {received(link).count(b"HTTP/1.1 404") for link in links} == {4}
         stop.set()
     assert sum(begun.values()) == 240
-    assert max(begun.values()) <= parse_turns.IN_TURN
+    # The first of each connection by turns of some, the others one by one.
+    assert max(begun.values()) < 20
     running.idle()
 
 
