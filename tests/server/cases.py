@@ -202,6 +202,8 @@ SEEN_TO_FAIL: dict[int, str] = {
     132: "processing in workers what is large, in `inputs/media/workers.py`",
     134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
     136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
+    138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
+    "`server/multipart.py`",
     139: "the bound of what connections keep in `server/http_protocol.py`",
     140: "the number of connections that begin in a turn and of those that wait, and the look at those that have left, "
     "in `server/acceptor.py`, and the number that are parsed in a turn in `server/parse_turns.py`",
