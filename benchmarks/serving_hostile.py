@@ -188,6 +188,15 @@ def _tools(choice: str) -> bytes:
     return _said("a", tools=tools, tool_choice=choice)
 
 
+def _form_of(values: int) -> dict[str, Any]:
+    return {"type": "json_schema", "name": "a", "schema": {"enum": [0] * values}}
+
+
+def _asked_for(path: str) -> bytes:
+    """A GET as it stands on the wire."""
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+
+
 def _formed() -> bytes:
     """A schema of half a million values."""
     schema = {"enum": [0] * 500_000}
@@ -307,6 +316,28 @@ ATTACKS: dict[str, Attack] = {
         ),
         body_mib=48,
     ),
+    "echoed_schema": Attack(
+        lambda port: (
+            [post("/v1/responses", {"input": "a", "background": True, "text": {"format": _form_of(500_000)}})] * 4
+        ),
+        body_mib=4,
+    ),
+    "echoed_instructions": Attack(
+        lambda port: (
+            [post("/v1/responses", {"input": "a", "background": True, "instructions": "x y" * (5 * _MIB)})] * 4
+        ),
+        body_mib=60,
+    ),
+    # Half a million candidates, which are made and written when the last answer ends.
+    "candidates_of_many_answers": Attack(
+        lambda port: [_said("a", n=64, logprobs=True, top_logprobs=20, max_tokens=400, ignore_eos=True)] * 2
+    ),
+    "candidates_by_name": Attack(
+        lambda port: (
+            [_said("a", logprobs=True, logprob_token_ids=list(range(128)), max_tokens=400, ignore_eos=True)] * 16
+        )
+    ),
+    "requests_in_a_row": Attack(lambda port: [_asked_for("/nowhere") * 400] * 300),
     "form_of_near_boundaries": Attack(lambda port: [_form()] * 2, body_mib=128),
     "long_messages": Attack(lambda port: [_said("x y" * (_LARGE // 3))] * 4, body_mib=256),
     "requests_cut_off": Attack(
@@ -489,6 +520,7 @@ def _outcome(
             with watched(port, process.pid) as idle:
                 time.sleep(given.seconds)
             # Behind the first chats, which read libraries' pages for the first time.
+            forget_peaks(process.pid)
             calm = peak_mib(process.pid)
             with watched(port, process.pid) as report:
                 time.sleep(1.0)
@@ -527,6 +559,7 @@ def _outcome(
 def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
     """Canaries ask while the block runs; after it, the mapping holds what they waited and what the main thread did."""
     report: dict[str, Any] = {}
+    pid = _server_of(pid)
     command = [sys.executable, "-m", "benchmarks.serving_hostile"]
     idler = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert idler.stdout is not None
@@ -549,6 +582,16 @@ def within_bounds(report: Mapping[str, Any]) -> bool:
     """Whether what canaries waited is within the bounds, and none was refused."""
     fast = report["health"]["worst_ms"] <= MAX_HEALTH_MS and report["chat"]["worst_ms"] <= MAX_CHAT_MS
     return fast and not report["refused"]
+
+
+def _server_of(pid: int) -> int:
+    """The server among a process, such as one that limits memory, and its descendants."""
+    for one, _ in _tree(pid):
+        with contextlib.suppress(OSError), open(f"/proc/{one}/cmdline") as file:
+            # What limits memory has the server's command behind its own.
+            if "beheld.cli.main" in file.read().split("\0")[:4]:
+                return one
+    return pid
 
 
 def _main_thread_s(pid: int) -> tuple[float, float]:
@@ -579,9 +622,8 @@ def peak_mib(pid: int) -> float:
     A forked child has its parent's command line and shares its memory: only what it has beyond counts.
     """
     total = 0.0
-    left = [(pid, "", 0.0)]
-    while left:
-        one, parents_command, parents_mib = left.pop()
+    seen: dict[int, tuple[str, float]] = {0: ("", 0.0)}
+    for one, parent in _tree(pid):
         with contextlib.suppress(OSError):
             with open(f"/proc/{one}/cmdline") as file:
                 command = file.read()
@@ -589,12 +631,30 @@ def peak_mib(pid: int) -> float:
                 fields = dict(line.split(":", 1) for line in file)
             # A process that has ended has no memory.
             most, now = (int(fields.get(name, "0").split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+            parents_command, parents_mib = seen.get(parent, ("", 0.0))
             total += max(0.0, most - parents_mib) if command == parents_command else most
+            seen[one] = command, now
+    return total
+
+
+def forget_peaks(pid: int) -> None:
+    """Let `peak_mib` count from now on: a start takes more for a moment than the server that it makes."""
+    for one, _ in _tree(pid):
+        with contextlib.suppress(OSError), open(f"/proc/{one}/clear_refs", "w") as file:
+            file.write("5")
+
+
+def _tree(pid: int) -> Iterator[tuple[int, int]]:
+    """A process and its descendants, each with its parent; 0 is that of the first."""
+    left = [(pid, 0)]
+    while left:
+        one, parent = left.pop()
+        yield one, parent
+        with contextlib.suppress(OSError):
             # Each thread has the children that it began.
             for thread in os.listdir(f"/proc/{one}/task"):
                 with open(f"/proc/{one}/task/{thread}/children") as file:
-                    left += [(int(word), command, now) for word in file.read().split()]
-    return total
+                    left += [(int(word), one) for word in file.read().split()]
 
 
 if __name__ == "__main__":

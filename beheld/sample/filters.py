@@ -56,7 +56,9 @@ def edits(
         phases: of each row, whether its answer is below min_tokens, and whether it has no token yet.
     """
     banned: list[tuple[int, int]] = []
-    allowed: list[tuple[int, int]] = []
+    # As arrays: a request may allow nearly the whole vocabulary, and edits are made anew whenever a row comes or goes.
+    allowing: list[int] = []
+    allowed: list[NDArray[np.int64]] = []
     biased: list[tuple[int, int]] = []
     values: list[float] = []
     for place, (row, (below, begins)) in enumerate(zip(params, phases, strict=True)):
@@ -66,22 +68,30 @@ def edits(
         if begins:
             banned.extend((place, token) for token in row.first_forbidden)
         if row.allowed_token_ids is not None:
-            allowed.extend((place, token) for token in row.allowed_token_ids)
+            allowing.append(place)
+            allowed.append(np.fromiter(row.allowed_token_ids, np.int64, len(row.allowed_token_ids)))
         for token, bias in row.logit_bias:
             biased.append((place, token))
             values.append(bias)
     if not (banned or allowed or biased):
         return None
-    allowing = _upload(sorted({place for place, _ in allowed}), device)
     return Edits(
         _pairs(banned, device) if banned else None,
-        (allowing, *_pairs(allowed, device)) if allowed else None,
+        _allowed(allowing, allowed, device) if allowed else None,
         (*_pairs(biased, device), torch.tensor(values).to(device, non_blocking=True)) if biased else None,
     )
 
 
 def _upload(numbers: Iterable[int], device: torch.device) -> Tensor:
     return torch.tensor(list(numbers), dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _allowed(
+    rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    places_P = np.repeat(np.array(rows, dtype=np.int64), [len(each) for each in ids])
+    moved = [torch.from_numpy(each).to(device, non_blocking=True) for each in (places_P, np.concatenate(ids))]
+    return _upload(rows, device), moved[0], moved[1]
 
 
 def _pairs(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -310,6 +310,14 @@ class Hold:
         self.grow(num_bytes)
         self.slow = self.slow or num_bytes > limits.INLINE_BYTES
 
+    def grow_within(self, num_bytes: int) -> None:
+        """Count up to `num_bytes` more, but in all no more than one client may have: a body that may be sent is read.
+
+        Raises:
+            HttpError: 503 if all bodies together are too large, or those of the client.
+        """
+        self.grow(max(0, min(num_bytes, self._admission.most_held(self.client) - self.size)))
+
     def resize(self, num_bytes: int) -> None:
         """Count `num_bytes` in all, until `release`.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from beheld.core.errors import CulpritError
 from beheld.server import resume
@@ -17,7 +17,8 @@ from beheld.server.access_log import GONE
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.clients import Clients
 from beheld.server.errors import http_error
-from beheld.server.long_json import LongJson, LongResponse
+from beheld.server.json_pieces import LongJson
+from beheld.server.long_json import LongResponse
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.resume import RecordingStore
@@ -105,10 +106,14 @@ class AnswerSender:
             chunks = self._blaming(make(), client)
             if not stream:
                 body = await until_gone(_folded(chunks, form), request.receive)
-                if has_columns or (columns is not None and columns.size > 0):
-                    return LongResponse(LongJson(body), self.turns, finished, request.state.names)
+                if form.response is not None:
+                    stack.close()
+                    return form.response(body)
+                made = LongJson(body)
+                if made.lists or has_columns or (columns is not None and columns.size > 0):
+                    return LongResponse(made, self.turns, finished, request.state.names)
                 stack.close()
-                return JSONResponse(body) if form.response is None else form.response(body)
+                return Response(made.whole(), media_type=LongResponse.media_type)
             begun = await until_gone(primed(chunks), request.receive)
         except BaseException:
             stack.close()
@@ -118,7 +123,7 @@ class AnswerSender:
         if request.headers.get(resume.HEADER, "").lower() in ("true", "1") and self._recordings.max_bytes:
             recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner or "")
             return resume.Follower(recording)
-        return EventStream(form.shown(begun), finished, request.state.names)
+        return EventStream(form.shown(begun), finished, request.state.names, self.turns)
 
     def start(
         self, request: Request, make: Callable[[], Chunks], form: AnswerForm, columns: Hold | None = None

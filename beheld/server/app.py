@@ -56,6 +56,7 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
+from beheld.server.long_json import LongResponse
 from beheld.server.metrics import Metrics, counted, summed
 from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
@@ -63,7 +64,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
-from beheld.server.response_store import ResponseStore
+from beheld.server.response_store import ResponseStore, Stored
 from beheld.server.sagemaker_sessions import SESSION, SessionRequest, Sessions
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
@@ -313,8 +314,10 @@ class Service:
         self._note_effort(body, request)
         self._note_grammars(body, request)
         self._note_priority(body, request)
-        self._note_args(body, request)
+        body = self._with_read_args(body, request)
         plans = await self._planned(request, body)
+        # The answer may take long.
+        body = chat.without_inputs(body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
         columns, head = self._counted(body, head)
@@ -382,7 +385,7 @@ class Service:
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
         self._note_priority(body, request)
-        self._note_args(body, request)
+        body = self._with_read_args(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -426,6 +429,7 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         plans = await self._planned(request, ask.body)
+        ask = replace(ask, body=chat.without_inputs(ask.body))
 
         def events() -> AsyncGenerator[Chunk, None]:
             chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms)
@@ -508,11 +512,15 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         turns = self._answers.turns if request.state.held.slow else None
-        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
         plans = await self._planned(request, ask.body)
+        ask = replace(ask, body=chat.without_inputs(ask.body))
+        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            return made_events.events(chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms))
+            # Log-probabilities of a whole answer would be made at once.
+            stepwise = ask.body.logprobs is True
+            made = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms, stepwise=stepwise)
+            return made_events.events(made)
 
         form = AnswerForm(response_events.fold)
         if ask.given.background:
@@ -537,7 +545,7 @@ class Service:
             return JSONResponse({"id": name, "object": "response", "deleted": True})
         if request.query_params.get("stream") not in (None, "false"):
             raise HttpError(400, "A stored response is not streamed.", "Leave stream out.", param="stream")
-        return JSONResponse(self._store.get(name, owner).response)
+        return self._shown_response(self._store.get(name, owner), request)
 
     async def cancel_response(self, request: Request) -> Response:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
@@ -556,7 +564,16 @@ class Service:
         elif status != "cancelled":
             await self.llm.abort(stored.response["id"])
             await stored.over.wait()
-        return JSONResponse(stored.response)
+        return self._shown_response(stored, request)
+
+    def _shown_response(self, stored: Stored, request: Request) -> Response:
+        """A response as it stands."""
+        from beheld.server.response_events import in_pieces
+
+        made = in_pieces(stored.response)
+        if made.lists:
+            return LongResponse(made, self._answers.turns, lambda error: None, request.state.names)
+        return Response(made.whole(), media_type=LongResponse.media_type)
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
         """The request as one of chat's."""
@@ -825,15 +842,18 @@ class Service:
             words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
             self._note(request, "priority", words)
 
-    def _note_args(self, body: ChatRequest | CompletionRequest, request: Request) -> None:
-        """Note that nothing reads the arguments that a request has for a logits processor.
+    def _with_read_args(self, body: B, request: Request) -> B:
+        """The body without arguments for a logits processor if nothing reads them, which is noted.
 
         Raises:
             HttpError: fields without effect are refused.
         """
-        if body.vllm_xargs and not self.llm.reads_extra_args:
-            words = "Nothing reads them here. The operator may load what does with --logits-processors."
-            self._note(request, "vllm_xargs", words)
+        if not getattr(body, "vllm_xargs", None) or self.llm.reads_extra_args:
+            return body
+        words = "Nothing reads them here. The operator may load what does with --logits-processors."
+        self._note(request, "vllm_xargs", words)
+        # They may be large, and the answer may take long.
+        return body.model_copy(update={"vllm_xargs": None})
 
     def _note(self, request: Request, param: str, words: str) -> None:
         if self.options.strict_fields:

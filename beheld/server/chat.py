@@ -19,7 +19,7 @@ from beheld.server import limits
 from beheld.server.custom_tools import CustomCalls
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
-from beheld.server.long_json import LongList
+from beheld.server.json_pieces import SHORT, LongList
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.parser_plugins import add_format, marks_of
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
@@ -33,6 +33,11 @@ from beheld.text.tools import form_of, format_named
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
 THINKING = "enable_thinking"
+# Fields that are of no use once a request is planned.
+_OF_PLANS = (
+    *("documents", "tools", "chat_template", "mm_processor_kwargs", "media_io_kwargs"),
+    *("structured_outputs", "response_format", "allowed_token_ids", "logit_bias", "vllm_xargs"),
+)
 # That of models that answer by given texts.
 DOCUMENTS = "documents"
 
@@ -161,8 +166,25 @@ def plan(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: Answer
     return ChatPlan(messages, shown | {"tools": tools.shown}, params, beams, tools, begun, tells_times)
 
 
+def without_inputs(body: ChatRequest) -> ChatRequest:
+    """The request without what its plan has, which may be large, and which nothing reads while it is answered."""
+    kept = {NONEMPTY: True} if _is_nonempty(body) else None
+    return body.model_copy(update={**dict.fromkeys(_OF_PLANS), "chat_template_kwargs": kept})
+
+
+def _is_nonempty(body: ChatRequest) -> bool:
+    return (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+
+
 def chunks(
-    llm: AsyncLLM, body: ChatRequest, plan: ChatPlan, head: ChunkHead, salt: str | None, forms: AnswerMarks
+    llm: AsyncLLM,
+    body: ChatRequest,
+    plan: ChatPlan,
+    head: ChunkHead,
+    salt: str | None,
+    forms: AnswerMarks,
+    *,
+    stepwise: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a chat request, in chunks; the last one has the usage.
 
@@ -173,7 +195,9 @@ def chunks(
         head: the common part of the chunks.
         salt: separates this client's prefix cache from others'.
         forms: how the model writes tool calls and reasoning.
+        stepwise: chunks come token by token, as in any stream; otherwise an answer comes at once.
     """
+    stepwise = stepwise or body.stream is True
     marks, messages, params, tools, begun = forms.reasoning, plan.messages, plan.params, plan.tools, plan.begun
 
     async def count(text: str) -> int:
@@ -197,7 +221,7 @@ def chunks(
         messages,
         params,
         head.id,
-        pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        pieces=Pieces.DELTA if stepwise else Pieces.FINAL,
         grounding=body.grounding is True,
         lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
@@ -205,7 +229,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times)
+    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times, stepwise=stepwise)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -475,6 +499,7 @@ async def _chunks(
     count: Callable[[str], Awaitable[int]],
     *,
     tells_times: bool = False,
+    stepwise: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
@@ -510,7 +535,7 @@ async def _chunks(
                         yield of_text(answer.index, answer.text)
                     continue
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of, stepwise=stepwise):
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -552,7 +577,7 @@ def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None,
     calls = () if forced or tools.form is None else format_named(tools.form).openings
     split: Splitter | None = None
     if marks is not None:
-        nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+        nonempty = not forced and _is_nonempty(body)
         split = splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls, nonempty=nonempty)
     return DeltaParser(
         split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
@@ -565,8 +590,10 @@ def _choices(
     calls: CustomCalls,
     body: ChatRequest,
     bytes_of: Callable[[int], bytes],
+    *,
+    stepwise: bool,
 ) -> list[dict[str, Any]]:
-    """The choices of the chunks with the new part of one answer."""
+    """The choices of the chunks with the new part of one answer; `stepwise` as in `chunks`."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
@@ -575,7 +602,8 @@ def _choices(
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True
-        entries = logprobs_of(
+        entries = partial(
+            logprobs_of,
             answer.token_ids,
             answer.logprobs,
             body.top_logprobs or 0,
@@ -583,7 +611,10 @@ def _choices(
             as_ids=as_ids,
             named=bool(body.logprob_token_ids),
         )
-        of_tokens["logprobs"] = {"content": entries}
+        # Those of all answers come at once where there is no stream.
+        candidates = 1 + max(body.top_logprobs or 0, len(body.logprob_token_ids or ()))
+        long = not stepwise and len(answer.token_ids) * candidates * (body.n or 1) > SHORT
+        of_tokens["logprobs"] = {"content": LongList(entries) if long else list(entries())}
     if body.return_token_ids:
         of_tokens["token_ids"] = list(answer.token_ids)
     shown = body.include_reasoning is not False

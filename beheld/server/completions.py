@@ -15,7 +15,7 @@ from beheld.core.plan import PromptLogprobs
 from beheld.server import limits
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
-from beheld.server.long_json import LongList
+from beheld.server.json_pieces import SHORT, LongList
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import answer_bytes, beams_of, check_answers, check_named, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
@@ -35,6 +35,10 @@ Prompt = str | list[int] | Embedded
 Lists = dict[str, list[Any]]
 # Tokens of a shown prompt in one event of a stream, fewer where each has many candidates.
 _SHOWN = 64
+
+
+# Fields that are of no use once the parameters are made.
+_OF_PLANS = ("prompt_embeds", "structured_outputs", "response_format", "allowed_token_ids", "logit_bias", "vllm_xargs")
 
 
 def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
@@ -93,8 +97,8 @@ def answer_columns_bytes(
 
 
 def without_prompts(body: CompletionRequest) -> CompletionRequest:
-    """The request without its prompts, which may be large."""
-    return body.model_copy(update={"prompt": "", "prompt_embeds": None})
+    """The request without its prompts and what its parameters have, which may be large."""
+    return body.model_copy(update={"prompt": "", **dict.fromkeys(_OF_PLANS)})
 
 
 def _most_tokens(prompt: Prompt) -> int:
@@ -313,6 +317,9 @@ async def _chunks(
     cached = total = 0
     counts: dict[int, int] = {}
     offsets: dict[int, int] = {}
+    as_ids = body.return_tokens_as_token_ids is True
+    # Candidates since the last turn.
+    made = 0
     prompts: dict[int, tuple[str, EchoedTokens | None]] = {}
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
@@ -340,7 +347,19 @@ async def _chunks(
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
                 total += len(answer.token_ids)
                 head.grown(total)
-                choice = _choice(answer, index, before, shown, offsets, body)
+                own: Lists | None = None
+                if body.logprobs is not None and answer.logprobs:
+                    own = _no_lists()
+                    for token, candidates in zip(answer.token_ids, answer.logprobs, strict=True):
+                        offsets[index] += _add_candidates(own, token, candidates, offsets[index], as_ids=as_ids)
+                        made += len(candidates)
+                        if made > SHORT:
+                            made = 0
+                            await turns.turn()
+                # Those of all answers are written together where there is no stream.
+                candidates_each = 1 + (body.logprobs or 0)
+                long = not body.stream and len(answer.token_ids) * candidates_each * n * len(streams) > SHORT
+                choice = _choice(answer, index, before, shown, own, long=long)
                 if body.return_token_ids:
                     first = {} if begun else {"prompt_token_ids": list(output.prompt_token_ids or ())}
                     choice |= {"token_ids": list(answer.token_ids), **first}
@@ -365,31 +384,26 @@ def _choice(
     index: int,
     before: str,
     echoed: EchoedTokens | None,
-    offsets: dict[int, int],
-    body: CompletionRequest,
+    lists: Lists | None,
+    *,
+    long: bool,
 ) -> dict[str, Any]:
     """One choice of a chunk.
 
     Args:
         before: the prompt's text, if it is shown here.
         echoed: its tokens, if they stand before the answer's.
-        offsets: for each choice, the length of the text so far.
-        body: the request.
+        lists: the log-probabilities of the answer's tokens, if there are any.
+        long: they are long together with those of the other answers.
     """
-    logprobs: Mapping[str, Any] | None = None
-    if body.logprobs is not None and (answer.logprobs or echoed is not None):
-        own_lists = logprobs = _no_lists()
-        as_ids = body.return_tokens_as_token_ids is True
-        for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
-            own = candidates[token]
-            text = own.decoded_token or ""
-            _add(own_lists, token, text, own.logprob, candidates, offsets[index], as_ids=as_ids)
-            offsets[index] += len(text)
-        if echoed is not None:
-            logprobs = {
-                name: LongList(partial(echoed.column, name), partial(iter, values))
-                for name, values in own_lists.items()
-            }
+    logprobs: Mapping[str, Any] | None = lists
+    if echoed is not None:
+        lists = lists or _no_lists()
+        logprobs = {
+            name: LongList(partial(echoed.column, name), partial(iter, values)) for name, values in lists.items()
+        }
+    elif lists is not None and long:
+        logprobs = {name: LongList(partial(iter, values)) for name, values in lists.items()}
     return {
         "index": index,
         "text": before + answer.text,
@@ -398,6 +412,14 @@ def _choice(
         "stop_reason": answer.stop_reason,
         **grounding_of(answer),
     }
+
+
+def _add_candidates(lists: Lists, token: int, candidates: Mapping[int, Logprob], offset: int, *, as_ids: bool) -> int:
+    """Append a token with its candidates; returns the length of its text."""
+    own = candidates[token]
+    text = own.decoded_token or ""
+    _add(lists, token, text, own.logprob, candidates, offset, as_ids=as_ids)
+    return len(text)
 
 
 def _no_lists() -> Lists:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from beheld.server.errors import HttpError
 from beheld.server.generate_schema import GenerateParams, GenerateRequest
+from beheld.server.json_pieces import LongList
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk
 
@@ -72,18 +74,25 @@ async def chunks(
 
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     """A choice with its token ids, and log-probabilities as a chat's are written."""
-    lists, content = choice["logprobs"], []
+    lists: Mapping[str, Iterable[Any]] | None = choice["logprobs"]
+    content: Iterable[Any] | None = None
     if lists is not None:
-        for token, logprob, likely in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
-            top = [{"token": name, "logprob": value, "bytes": None} for name, value in (likely or {}).items()]
-            content.append({"token": token, "logprob": logprob, "bytes": None, "top_logprobs": top})
+        long = isinstance(lists["tokens"], LongList)
+        content = LongList(partial(_entries, lists)) if long else list(_entries(lists))
     return {
         "index": choice["index"],
         "token_ids": choice["token_ids"],
-        "logprobs": {"content": content} if lists is not None else None,
+        "logprobs": None if content is None else {"content": content},
         "finish_reason": choice["finish_reason"],
         "stop_reason": choice["stop_reason"],
     }
+
+
+def _entries(lists: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
+    """A chat's entries of a completion's lists."""
+    for token, logprob, likely in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
+        top = [{"token": name, "logprob": value, "bytes": None} for name, value in (likely or {}).items()]
+        yield {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": top}
 
 
 async def folded(parts: AsyncIterator[Chunk]) -> dict[str, Any]:

@@ -347,6 +347,7 @@ class DeadlineProtocol(H11Protocol):
             self.transport.release_reading()
         else:
             self._wait()
+        self._look_at_half_closed()
 
     def _wait(self) -> None:
         """Stop reading until the received data is parsed, in turns."""
@@ -408,11 +409,12 @@ class DeadlineProtocol(H11Protocol):
         responses are sent, which every client must skip. If the client has gone, sending causes a reset, which ends the
         request.
         """
-        if self.transport.get_extra_info("ssl_object") is not None:
-            # TLS closes both sides at once.
-            return False
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if not waits or self.scope["http_version"] != "1.1":
+        # TLS closes both sides at once.
+        secure = self.transport.get_extra_info("ssl_object") is not None
+        if secure or not waits or self.scope["http_version"] != "1.1":
+            # Sends what was written in this turn of the loop, which asyncio would drop.
+            self.transport.close()
             return False
         self._half_closed = True
         self._probe()
@@ -420,17 +422,24 @@ class DeadlineProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's; also closes a connection on which no further request can arrive."""
-        self.conn.left = _EVENTS
+        # What came before this answer's end is parsed in turn: hundreds of connections may have further requests.
+        self.conn.left = 0
         super().on_response_complete()
-        if self._unparsed or not self.conn.left:
-            self._parse()
+        if self._unparsed or self.conn.num_kept:
+            self.conn.paused = False
+            self._wait()
         else:
             self._keep()
-        if self._half_closed and not self.transport.is_closing():
-            if self.cycle.response_complete:
-                self.transport.close()
-            elif self._probe_timer is None:
-                self._probe()
+        self._look_at_half_closed()
+
+    def _look_at_half_closed(self) -> None:
+        """Close a connection on which no further request can arrive, unless one waits or is in work."""
+        if not self._half_closed or self._waiting or self.transport.is_closing():
+            return
+        if self.cycle.response_complete:
+            self.transport.close()
+        elif self._probe_timer is None:
+            self._probe()
 
     def _probe(self) -> None:
         self._probe_timer = None

@@ -15,6 +15,9 @@ MAX_TOOLS = 128
 # of C code.
 MAX_TOOLS_LETTERS = 1 << 20
 MAX_TOOLS_VALUES = 1 << 15
+# Letters of a response's instructions, and letters and values of its schema: every answer repeats them.
+MAX_REPEATED_LETTERS = 1 << 20
+MAX_REPEATED_VALUES = 1 << 15
 # The most answers of one request, over n and all prompts.
 MAX_ANSWERS = 64
 # The most texts of one request that pools.
@@ -52,3 +55,7 @@ QUICK_BYTES = 2 << 10
 LARGE_BYTES = 8 << 20
 # Bytes of a body that are not counted, so that large bodies never keep small ones out.
 FREE_BYTES = 64 << 10
+# What each list and object of a body takes in memory, parsed and checked, and each value and key: a body of small parts
+# takes thirty times its bytes.
+CONTAINER_BYTES = 768
+VALUE_BYTES = 64

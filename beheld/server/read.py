@@ -21,7 +21,7 @@ from beheld.server.request_turns import RequestTurns
 from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
-from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
+from beheld.utils.bounded_json import JsonBounds, JsonCounts, JsonError, NotJsonError
 from beheld.utils.fair_turns import FairTurns
 from beheld.utils.gc_tuning import uncollected
 from beheld.utils.gil import quick_turns
@@ -85,7 +85,9 @@ class Reader:
         self._admission.check(client=held.client)
         _check_headers(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, held, self._parsed, body, choose, notes, made)
+        found, num_bytes = await self._in_turn(body, held, self._parsed, body, choose, notes, made)
+        held.grow_within(num_bytes)
+        return found
 
     async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
         """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
@@ -132,9 +134,11 @@ class Reader:
 
     def _parsed(
         self, body: bytearray | mmap, choose: Callable[[Any], type[B]], notes: Notes, made: Callable[[B], T]
-    ) -> T:
-        value = parse(body, self._bounds)
-        return made(checked(value, choose(value), notes))
+    ) -> tuple[T, int]:
+        """What `made` makes of it, and about the bytes that it takes in memory besides those that came."""
+        value, counts = parse_counted(body, self._bounds)
+        num_bytes = counts.containers * limits.CONTAINER_BYTES + (counts.values + counts.keys) * limits.VALUE_BYTES
+        return made(checked(value, choose(value), notes)), num_bytes
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray | mmap:
         most = self._options.max_body_bytes
@@ -180,11 +184,17 @@ def parse(body: bytes | bytearray | mmap, bounds: JsonBounds = limits.JSON) -> A
     Raises:
         HttpError: 400.
     """
+    value, _ = parse_counted(body, bounds)
+    return value
+
+
+def parse_counted(body: bytes | bytearray | mmap, bounds: JsonBounds) -> tuple[Any, JsonCounts]:
+    """The same, and how many parts there are at most."""
     try:
         if len(body) > limits.LARGE_BYTES:
             with quick_turns():
-                return piecewise_json.parse(body, bounds)
-        return bounded_json.parse(str(body, "utf-8"), bounds)
+                return piecewise_json.parse_counted(body, bounds)
+        return bounded_json.parse_counted(str(body, "utf-8"), bounds)
     except (NotJsonError, UnicodeError) as error:
         raise _NOT_JSON from error
     except JsonError as error:

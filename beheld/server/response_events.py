@@ -6,11 +6,13 @@ import contextlib
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from beheld.server.chat import ChunkHead
 from beheld.server.custom_tools import arguments_of, input_of
 from beheld.server.errors import HttpError, http_error
+from beheld.server.json_pieces import LongJson, LongList
 from beheld.server.notes import Notes
 from beheld.server.response_requests import (
     AllowedNames,
@@ -20,8 +22,8 @@ from beheld.server.response_requests import (
     ResponseAsked,
     flat_name,
 )
-from beheld.server.response_store import ResponseStore, Stored
-from beheld.server.stream import Chunk
+from beheld.server.response_store import ResponseStore, Stored, TokenEntries
+from beheld.server.stream import Chunk, LongChunk
 from beheld.utils.loop_share import LoopShare
 
 
@@ -158,7 +160,41 @@ class ResponseEvents:
 
     def _numbered(self, event: Chunk) -> Chunk:
         self._number += 1
-        return {"type": event["type"], "sequence_number": self._number - 1, **event}
+        numbered: Chunk = {"type": event["type"], "sequence_number": self._number - 1, **event}
+        shown = _in_pieces(numbered)
+        return numbered if shown is numbered else LongChunk(shown)
+
+
+# Entries of tokens beyond which they are written in pieces.
+_FEW = 32
+
+
+def in_pieces(response: dict[str, Any]) -> LongJson:
+    """The JSON of a response, whose log-probabilities may be long."""
+    return LongJson(_in_pieces(response))
+
+
+def _in_pieces(value: dict[str, Any]) -> dict[str, Any]:
+    """The same object, or a copy in which long log-probabilities are lists that are written in pieces."""
+    fresh: dict[str, Any] = {}
+    for name, entry in value.items():
+        if name == "logprobs":
+            if isinstance(entry, list) and len(entry) > _FEW:
+                fresh[name] = LongList(partial(iter, entry[:]))
+        elif name in _HOLDERS and isinstance(entry, dict):
+            found = _in_pieces(entry)
+            if found is not entry:
+                fresh[name] = found
+        elif name in _LISTS and isinstance(entry, list):
+            items = [_in_pieces(each) if isinstance(each, dict) else each for each in entry]
+            if any(one is not other for one, other in zip(items, entry, strict=True)):
+                fresh[name] = items
+    return {**value, **fresh} if fresh else value
+
+
+# Where objects with log-probabilities stand in events and in responses.
+_HOLDERS = frozenset(("response", "part", "item"))
+_LISTS = frozenset(("output", "content"))
 
 
 def _usage(given: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +324,7 @@ class _OutputItems:
             del self._logprobs[:behind]
             self._between = True
         if delta.get("content"):
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": TokenEntries()}
             yield from self._begin(("message", 0), {"type": "message", "role": "assistant", "content": [part]})
             if self._between:
                 # The mark that ends reasoning is no part of the text.

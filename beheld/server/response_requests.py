@@ -28,6 +28,7 @@ from beheld.server.schema import (
     bounded_tools,
     wrong,
 )
+from beheld.utils.bounded_json import exceeds
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
 
@@ -294,14 +295,22 @@ class AllowedNames(Body):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=limits.MAX_TOOLS)]
 
 
+def _bounded_schema(given: Any) -> Any:
+    """The schema, unless it is too large for answers that repeat it."""
+    if exceeds(given, limits.MAX_REPEATED_LETTERS, limits.MAX_REPEATED_VALUES):
+        words = f"more than {limits.MAX_REPEATED_LETTERS} letters or {limits.MAX_REPEATED_VALUES} values"
+        raise wrong(f"The schema has {words}", "Send a smaller one.")
+    return given
+
+
 class TextFormat(Body):
     """The format of the answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    schema_: Annotated[dict[str, Any] | None, BeforeValidator(_bounded_schema)] = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -373,7 +382,7 @@ class ResponsesRequest(SamplingFields):
 
     model: Name | None = None
     input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
-    instructions: str | None = None
+    instructions: Annotated[str, Field(max_length=limits.MAX_REPEATED_LETTERS)] | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
     background: bool | None = None
@@ -426,6 +435,9 @@ _SAME = (
     *("chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "priority"),
     *("include_reasoning", "parallel_tool_calls", "grounding"),
 )
+
+
+_NOT_KEPT = ("chat_template_kwargs", "mm_processor_kwargs", "structured_outputs", "allowed_token_ids", "logit_bias")
 
 
 def asked(
@@ -494,8 +506,8 @@ def asked(
     if given.structured_outputs is None:
         fields["structured_outputs"] = "tools" if made["response_format"] is None else "text.format"
     names = FieldNames("input", fields=fields, places=places)
-    # Kept without the input, whose media are large.
-    kept = given.model_copy(update={"input": ""})
+    # Kept without what is large and not repeated.
+    kept = given.model_copy(update={"input": "", **dict.fromkeys(_NOT_KEPT)})
     body = ChatRequest.model_validate(made)
     held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
     for each in body.tools or ():

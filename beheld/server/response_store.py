@@ -14,6 +14,10 @@ from beheld.server.errors import HttpError
 _EACH = 64
 
 
+class TokenEntries(list[Any]):
+    """Log-probabilities of an answer's tokens, made here: thousands, which are about as large as the first."""
+
+
 @dataclass
 class Stored:
     """A response that is kept.
@@ -156,6 +160,8 @@ def size_of(value: Any) -> int:
         elif isinstance(one, dict):
             left += one.keys()
             left += one.values()
+        elif isinstance(one, TokenEntries):
+            total += len(one) * size_of(one[0]) if one else 0
         elif isinstance(one, list | tuple):
             left += one
     return total

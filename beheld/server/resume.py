@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from beheld.server.admission import AdmissionControl
-from beheld.server.errors import DIALECT, HttpError, http_error
+from beheld.server.errors import DIALECT, Dialect, HttpError, http_error
 from beheld.server.field_names import FieldNames
-from beheld.server.stream import SSE_HEADERS, Chunk, Finished, Gone, event_of, until_gone
+from beheld.server.stream import SSE_HEADERS, Chunk, Finished, Gone, LongChunk, event_of, event_pieces, until_gone
 
 HEADER = "X-Resumable"
 KEPT_S = 60.0
@@ -224,7 +224,7 @@ class RecordingStore:
                 failure: HttpError | None = None
                 try:
                     async for chunk in chunks:
-                        await recording.add(event_of(chunk, dialect))
+                        await recording.add(await _event_of(chunk, dialect))
                 except Gone:
                     raise
                 except Exception as error:
@@ -240,6 +240,17 @@ class RecordingStore:
                     await chunks.aclose()
                 finished(outcome)
                 recording.end()
+
+
+async def _event_of(chunk: Chunk, dialect: Dialect) -> bytes:
+    """One server-sent event; a long one is written in several turns of the loop."""
+    if not isinstance(chunk, LongChunk):
+        return event_of(chunk, dialect)
+    pieces: list[bytes] = []
+    for piece in event_pieces(chunk, dialect):
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    return b"".join(pieces)
 
 
 class Follower(Response):

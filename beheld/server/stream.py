@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from json.encoder import encode_basestring
 from typing import Any
@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.server.errors import DIALECT, Dialect, HttpError, http_error
 from beheld.server.field_names import NO_NAMES, FieldNames
+from beheld.server.json_pieces import LongJson
+from beheld.utils.loop_share import LoopShare
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
@@ -124,13 +126,21 @@ class EventStream(Response):
         chunks: the chunks; the generator is closed at the end in any case.
         finished: called once at the end, with the error if there is one: HttpError, or Gone if the client disconnected.
         names: the client's field names, for errors.
+        turns: turns of the pieces of long events.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], finished: Finished, names: FieldNames = NO_NAMES) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[Chunk, None],
+        finished: Finished,
+        names: FieldNames = NO_NAMES,
+        turns: LoopShare | None = None,
+    ) -> None:
         super().__init__(headers=SSE_HEADERS)
         del self.headers["content-length"]
+        self._turns = turns or LoopShare()
         self._chunks = chunks
         self._finished = finished
         self._names = names
@@ -154,6 +164,11 @@ class EventStream(Response):
         failure: HttpError | None = None
         try:
             async for chunk in self._chunks:
+                if isinstance(chunk, LongChunk):
+                    for piece in event_pieces(chunk, self._dialect):
+                        await self._turns.turn()
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    continue
                 event = event_of(chunk, self._dialect)
                 if write is None or not write(event):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -197,11 +212,27 @@ class TextChunk(Chunk):
         return made
 
 
+class LongChunk(Chunk):
+    """A chunk that holds long lists, which is written in pieces."""
+
+    __slots__ = ()
+
+
 def event_of(chunk: Chunk, dialect: Dialect) -> bytes:
     """One server-sent event."""
-    name = b"event: " + chunk["type"].encode() + b"\n" if dialect.named_events else b""
     written = chunk.json if isinstance(chunk, TextChunk) else _encoded(chunk)
-    return name + b"data: " + written.encode() + b"\n\n"
+    return _name(chunk, dialect) + b"data: " + written.encode() + b"\n\n"
+
+
+def event_pieces(chunk: LongChunk, dialect: Dialect) -> Iterator[bytes]:
+    """The pieces of one server-sent event."""
+    yield _name(chunk, dialect) + b"data: "
+    yield from LongJson(chunk).pieces()
+    yield b"\n\n"
+
+
+def _name(chunk: Chunk, dialect: Dialect) -> bytes:
+    return b"event: " + chunk["type"].encode() + b"\n" if dialect.named_events else b""
 
 
 class Gone(Exception):
@@ -252,27 +283,25 @@ async def primed(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, N
 
 def logprobs_of(
     token_ids: Sequence[int],
-    logprobs: Sequence[Mapping[int, Any]],
+    logprobs: Iterable[Mapping[int, Any]],
     num_top: int,
     bytes_of: Callable[[int], bytes],
     *,
     as_ids: bool,
     named: bool,
-) -> list[dict[str, Any]]:
-    """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
+) -> Iterator[dict[str, Any]]:
+    """OpenAI's log-probability entries for chat, one by one: each token with its best `num_top` candidates.
 
     `bytes_of` returns a token's own bytes, of which its text may hold more or less. With `as_ids`, a token is written
     as `token_name` does. If the candidates were `named`, all are given, the token itself first.
     """
-    entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
         if named:
             top = [_entry(found, one, bytes_of, as_ids) for one, found in candidates.items()]
         else:
             ranked = sorted(candidates.items(), key=lambda pair: pair[1].rank or 0)
             top = [_entry(found, one, bytes_of, as_ids) for one, found in ranked if (found.rank or 0) <= num_top]
-        entries.append({**_entry(candidates[token_id], token_id, bytes_of, as_ids), "top_logprobs": top})
-    return entries
+        yield {**_entry(candidates[token_id], token_id, bytes_of, as_ids), "top_logprobs": top}
 
 
 def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes], as_ids: bool) -> dict[str, Any]:

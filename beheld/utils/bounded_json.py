@@ -59,16 +59,35 @@ class JsonBounds:
     digits: int = 32
 
 
+@dataclass(frozen=True)
+class JsonCounts:
+    """The most parts that JSON texts may have.
+
+    Attributes:
+        keys, containers, values: as in JsonBounds.
+    """
+
+    keys: int
+    containers: int
+    values: int
+
+
 def parse(text: str, bounds: JsonBounds) -> Any:
     """Parse strict JSON: no NaN, no duplicate keys, no lone surrogates.
 
     Raises:
         JsonError: the text is not JSON or exceeds a limit.
     """
-    check_counts([text], bounds)
+    value, _ = parse_counted(text, bounds)
+    return value
+
+
+def parse_counted(text: str, bounds: JsonBounds) -> tuple[Any, JsonCounts]:
+    """The same, and how many parts there are at most."""
+    counts = check_counts([text], bounds)
     value = _loads(text, bounds, object_pairs_hook=whole_object, parse_constant=refuse_constant)
     check(value, bounds)
-    return value
+    return value, counts
 
 
 def parse_lenient(text: str, bounds: JsonBounds) -> Any:
@@ -128,8 +147,8 @@ def _completions(text: str) -> Iterator[str]:
     yield text[:last] + brackets
 
 
-def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
-    """Refuse texts with too many parts in total, before parsing them.
+def check_counts(texts: Sequence[str], bounds: JsonBounds) -> JsonCounts:
+    """Refuse texts with too many parts in total, before parsing them; returns how many there are at most.
 
     Outside of strings a colon belongs to a key, a comma separates two values and a bracket opens a container. So this
     counts these characters: first everywhere, since most texts hold few, and then only outside of strings.
@@ -137,19 +156,9 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
     Raises:
         JsonError: there are too many.
     """
-    counted = (
-        (":", bounds.keys, "keys"),
-        (",", bounds.values, "values"),
-        ("[{", bounds.containers, "lists and objects"),
-    )
-
-    def excess(texts: Sequence[str]) -> Iterator[JsonError]:
-        for marks, most, what in counted:
-            if sum(_count(text, mark) for text in texts for mark in marks) > most:
-                yield too_many(most, what)
-
-    if next(excess(texts), None) is None:
-        return
+    counts = _counts(texts)
+    if _excess(counts, bounds) is None:
+        return counts
     outside = []
     left = 2 * (bounds.values + bounds.keys)
     for text in texts:
@@ -159,8 +168,29 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
         if left < 0:
             raise JsonError("The JSON has too many texts.", "Send several smaller requests.")
         outside.append("".join(bare.split('"')[::2]))
-    for error in excess(outside):
+    counts = _counts(outside)
+    error = _excess(counts, bounds)
+    if error is not None:
         raise error
+    return counts
+
+
+def _excess(counts: JsonCounts, bounds: JsonBounds) -> JsonError | None:
+    """What is too many, if anything is."""
+    if counts.keys > bounds.keys:
+        return too_many(bounds.keys, "keys")
+    if counts.values > bounds.values:
+        return too_many(bounds.values, "values")
+    if counts.containers > bounds.containers:
+        return too_many(bounds.containers, "lists and objects")
+    return None
+
+
+def _counts(texts: Sequence[str]) -> JsonCounts:
+    keys, values, containers = (
+        sum(_count(text, mark) for text in texts for mark in marks) for marks in (":", ",", "[{")
+    )
+    return JsonCounts(keys, containers, values)
 
 
 def _count(text: str, mark: str) -> int:

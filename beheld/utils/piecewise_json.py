@@ -15,7 +15,7 @@ from mmap import mmap
 from typing import Any
 
 from beheld.utils import bounded_json
-from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
+from beheld.utils.bounded_json import JsonBounds, JsonCounts, JsonError, NotJsonError
 
 # Bytes that one step looks at.
 _WINDOW = 256 << 10
@@ -39,6 +39,16 @@ def parse(body: bytes | bytearray | mmap, bounds: JsonBounds) -> Any:
     Raises:
         JsonError: it is no JSON in UTF-8, or holds too much.
     """
+    value, _ = parse_counted(body, bounds)
+    return value
+
+
+def parse_counted(body: bytes | bytearray | mmap, bounds: JsonBounds) -> tuple[Any, JsonCounts]:
+    """What `bounded_json.parse_counted` gives of the decoded body.
+
+    Raises:
+        JsonError: it is no JSON in UTF-8, or holds too much.
+    """
     reader = _PieceReader(body, bounds)
     try:
         value = reader.value(reader.skip_blanks(0), 0)
@@ -47,7 +57,7 @@ def parse(body: bytes | bytearray | mmap, bounds: JsonBounds) -> Any:
     if reader.skip_blanks(reader.end) != len(body):
         raise NotJsonError
     bounded_json.check(value, bounds)
-    return value
+    return value, reader.counts
 
 
 class _PieceReader:
@@ -64,6 +74,12 @@ class _PieceReader:
         self._containers_left = bounds.containers
         self._values_left = bounds.values
         self.end = 0
+
+    @property
+    def counts(self) -> JsonCounts:
+        """The parts that were read."""
+        left, bounds = (self._keys_left, self._containers_left, self._values_left), self._bounds
+        return JsonCounts(bounds.keys - left[0], bounds.containers - left[1], bounds.values - left[2])
 
     def skip_blanks(self, start: int) -> int:
         """The first place from `start` on that holds no blank."""

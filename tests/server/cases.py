@@ -149,6 +149,10 @@ CASES: dict[int, str] = {
     138: "forms whose content nearly holds their boundary",
     139: "answers that nobody reads, and requests that wait to be parsed, of thousands of connections",
     140: "many connections at once: opened and cut off by the thousand, or all asking in one moment",
+    141: "requests in a row on each of hundreds of connections",
+    142: "log-probabilities of many candidates, of many answers at once",
+    143: "bodies that take far more memory than their bytes, as they are parsed or while they are answered",
+    144: "allowed token ids of a whole vocabulary, beside requests that come and go",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -198,9 +202,14 @@ SEEN_TO_FAIL: dict[int, str] = {
     132: "processing in workers what is large, in `inputs/media/workers.py`",
     134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
     136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
+    138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
+    "`server/multipart.py`",
     139: "the bound of what connections keep in `server/http_protocol.py`",
     140: "the number of connections that begin in a turn and of those that wait, and the look at those that have left, "
     "in `server/acceptor.py`, and the number that are parsed in a turn in `server/parse_turns.py`",
+    141: "the turn of a next request, and closing with what was written, in `server/http_protocol.py`",
+    142: "the version before of `server/chat.py`, `completions.py` and `answer.py` (chat, named tokens, completion)",
+    144: "arrays in `sample/filters.py`",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,6 +61,33 @@ def test_138_a_form_that_nearly_holds_its_boundary_keeps_no_thread_waiting() -> 
     bound = 0.03 * slowness()
     assert best(lambda: longest_wait(read), bound) < bound
     assert found[0].content == near
+
+
+class Watched(bytearray):
+    """Notes how many bytes the longest step goes over."""
+
+    longest = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice):
+            self.longest = max(self.longest, len(found))
+        return found
+
+    def find(self, words: Any, start: Any = 0, stop: Any = None, /) -> int:
+        """Where the words stand."""
+        self.longest = max(self.longest, (len(self) if stop is None else stop) - start)
+        return super().find(words, start, len(self) if stop is None else stop)
+
+
+def test_138_no_step_goes_over_more_than_a_window() -> None:
+    """Neither the search for a boundary, nor the copy of a file."""
+    content = bytes(4 * MIB)
+    head = b'--b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\n'
+    body = Watched(head + content + b"\r\n--b--\r\n")
+    (part,) = multipart.parse(body, b"b")
+    assert part.content == content
+    assert body.longest <= multipart._WINDOW + 80
 
 
 @pytest.mark.parametrize("place", range(20))

@@ -14,7 +14,7 @@ import pytest
 from beheld.core.outputs import Logprob
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
-from beheld.server.long_json import LongJson, LongList
+from beheld.server.json_pieces import LongJson, LongList
 from beheld.server.options import ServerOptions
 from tests.long import sized
 from tests.server.running import Running, received, watched

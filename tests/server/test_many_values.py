@@ -63,6 +63,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "structured": (CHAT, {**SAID, "structured_outputs": {"json": MANY}}),
     "choices": (CHAT, {**SAID, "structured_outputs": {"choice": ["x" * (7 << 10)] * 1000}}),
+    "long schema of responses": (
+        RESPONSES,
+        {**TALK, "background": True, "text": {"format": {"type": "json_schema", "name": "a", "schema": LONG}}},
+    ),
+    "schema of responses that nobody waits for": (
+        RESPONSES,
+        {**TALK, "background": True, "text": {"format": {"type": "json_schema", "name": "a", "schema": MANY}}},
+    ),
+    "instructions": (RESPONSES, {**TALK, "background": True, "instructions": "\0" * ((1 << 20) + 1)}),
     "metadata": (RESPONSES, {**TALK, "metadata": {"a": "x" * (7 << 20)}}),
     "many metadata": (RESPONSES, {**TALK, "metadata": {f"k{number}": "1" for number in range(40_000)}}),
 }

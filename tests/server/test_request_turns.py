@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -217,6 +218,55 @@ def test_a_thousand_connections_that_ask_at_once_keep_nobody_waiting(running: Ru
 
         bound = 0.03 * slowness()
         assert best(late_s, bound) < bound
+    running.idle()
+
+
+@pytest.mark.case(141)
+def test_requests_in_a_row_begin_in_turns_too(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer's end let the next request of its connection begin in the same turn of the loop: hundreds did."""
+    loop, config = running.server._loop, running.server.config
+    assert loop is not None
+    real, turns, begun, stop = config.loaded_app, 0, Counter[int](), threading.Event()
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+        if not stop.is_set():
+            loop.call_soon(tick)
+
+    async def counted(*given: Any) -> None:
+        begun[turns] += 1
+        await real(*given)
+
+    monkeypatch.setattr(config, "loaded_app", counted)
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(running.connect(20.0)) for _ in range(60)]
+        time.sleep(0.2)
+        loop.call_soon_threadsafe(tick)
+        loop.call_soon_threadsafe(time.sleep, 0.2)
+        request = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n"
+        for link in links:
+            link.sendall((request + b"\r\n") * 3 + request + b"Connection: close\r\n\r\n")
+        assert {received(link).count(b"HTTP/1.1 404") for link in links} == {4}
+        stop.set()
+    assert sum(begun.values()) == 240
+    # The first of each connection by turns of some, the others one by one.
+    assert max(begun.values()) < 20
+    running.idle()
+
+
+@pytest.mark.case(141)
+def test_requests_in_a_row_are_answered_after_their_client_has_closed_its_side(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection whose next request waits for its turn is not closed, and its last answer is sent before it is."""
+    monkeypatch.setattr(running.server.config.http_protocol_class, "parse_turns", ParseTurns(1))
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(running.connect(2.0)) for _ in range(8)]
+        for link in links:
+            link.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5)
+            link.shutdown(socket.SHUT_WR)
+        assert {received(link).count(b"HTTP/1.1 404") for link in links} == {5}
     running.idle()
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,20 @@ class ChatTemplates:
                 self._judged[template] = template if is_bounded(template) else ForeignTemplate(template)
             return self._judged[template]
 
+    @cached_property
+    def _legacy(self) -> str | None:
+        """The template of a checkpoint that has it in a JSON file alone, read once: each request asks for it."""
+        legacy = self._folder / CHAT_TEMPLATE
+        if (self._folder / "chat_template.jinja").is_file() or not legacy.is_file():
+            return None
+        found = read_json(legacy).get("chat_template")
+        return found if isinstance(found, str) else None
+
     def _own(self, tools: Sequence[Any] | None) -> str | None:
         if self._only:
             return None
-        legacy = self._folder / CHAT_TEMPLATE
-        if not (self._folder / "chat_template.jinja").is_file() and legacy.is_file():
-            found = read_json(legacy).get("chat_template")
-            if isinstance(found, str):
-                return found
+        if self._legacy is not None:
+            return self._legacy
         template = getattr(self._tokenizer, "chat_template", None)
         if isinstance(template, Mapping):
             name = "tool_use" if tools and "tool_use" in template else "default"

@@ -184,7 +184,8 @@ class SamplingResolver:
             frequency_penalty=float(penalised[1]),
             repetition_penalty=float(penalised[2]),
             logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
-            allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+            # Each once, however often it is sent.
+            allowed_token_ids=None if (some := params.allowed_token_ids) is None else tuple(dict.fromkeys(some)),
             bad_words_ids=bad_words_ids,
             logprobs=len(reported) if reported else self._num_candidates(params.logprobs),
             prompt_logprobs=self._num_candidates(params.prompt_logprobs),
