@@ -353,6 +353,15 @@ class EmbedsPart(Body):
     uuid: Name | None = None
 
 
+class PromptEmbedsPart(Body):
+    """Embeddings in place of a text, for models of text."""
+
+    without_effect = _CACHED
+
+    type: Literal["prompt_embeds"]
+    data: str
+
+
 # Of parts that hold one thing under the name of their type, which they may then leave out.
 _TYPES_BY_KEY = frozenset(("text", "image_url", "video_url", "audio_url", "input_audio", "image", "video", "audio"))
 _TYPES_BY_KEY |= {"image_embeds", "audio_embeds", "video_embeds"}
@@ -382,6 +391,7 @@ Part = Annotated[
     | EmbedsPart
     | AudioEmbedsPart
     | VideoEmbedsPart
+    | PromptEmbedsPart
     | FilePart
     | InputFilePart,
     Field(discriminator="type"),
@@ -389,6 +399,9 @@ Part = Annotated[
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
+
+# An assistant's earlier reasoning.
+Reasoning = str | PromptEmbedsPart
 
 # Clients such as LiteLLM write it into every part of a message.
 _MARKED = {"provider_specific_fields": "Templates have no place for it."}
@@ -481,8 +494,8 @@ class Message(Body):
     tool_calls: Annotated[list[_Call], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: Reasoning | None = None
+    reasoning: Reasoning | None = None
 
 
 # ---------------------------------------------------------------------- tools and formats
