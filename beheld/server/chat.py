@@ -593,8 +593,10 @@ def _choices(
         made[0] |= of_tokens
     if answer.finish_reason is not None:
         reason = "tool_calls" if parser.called and answer.finish_reason == "stop" else answer.finish_reason
-        last = {**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason}
-        made.append(last | grounding_of(answer))
+        if not made or "tool_calls" in made[-1]["delta"]:
+            # Agents take up a call's arguments and its end apart.
+            made.append(_choice(answer.index, {}))
+        made[-1] |= {"finish_reason": reason, "stop_reason": answer.stop_reason} | grounding_of(answer)
     return made
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -177,7 +178,11 @@ class _Forked:
                 os.dup2(log, 1)
                 os.dup2(log, 2)
                 function(*words)
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
+                sys.stderr.flush()
                 os._exit(1)
 
     def poll(self) -> int | None:
