@@ -76,7 +76,13 @@ from beheld.server.schema import (
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
-from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
+from beheld.server.speech_schema import (
+    Speech,
+    TranscriptionLink,
+    TranscriptionRequest,
+    TranslationLink,
+    TranslationRequest,
+)
 from beheld.server.stream import Chunk, Gone, fold, until_gone
 from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
@@ -94,7 +100,10 @@ _WARNED = "X-Without-Effect"
 # How long an answer waits for the engine's load.
 _REPORT_S = 0.2
 # What a prompt without a template has no use for.
-_OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_OF_TEMPLATES = (
+    *("tools", "reasoning_effort", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
+    *("continue_final_message", "mm_processor_kwargs", "media_io_kwargs"),
+)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -425,6 +434,7 @@ class Service:
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
+        self._note_args(ask.body, request)
         plans = await self._planned(request, ask.body)
 
         def events() -> AsyncGenerator[Chunk, None]:
@@ -436,15 +446,21 @@ class Service:
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""
-        return await self._transcribed(request, TranscriptionRequest, "transcribe")
+        return await self._transcribed(request, TranscriptionRequest, TranscriptionLink, "transcribe")
 
     async def create_translation(self, request: Request) -> Response:
         """POST /v1/audio/translations."""
-        return await self._transcribed(request, TranslationRequest, "translate")
+        return await self._transcribed(request, TranslationRequest, TranslationLink, "translate")
 
-    async def _transcribed(self, request: Request, kind: type[TranslationRequest], task: str) -> Response:
-        notes = request.state.notes
-        body = await self._reader.read_form(request, kind, request.state.held, notes)
+    async def _transcribed(
+        self, request: Request, form_kind: type[TranslationRequest], link_kind: type[TranslationLink], task: str
+    ) -> Response:
+        notes, held = request.state.notes, request.state.held
+        body: Speech
+        if request.headers.get("content-type", "").startswith("application/json"):
+            body = await self._reader.read(request, link_kind, held, notes, lambda body: body)
+        else:
+            body = await self._reader.read_form(request, form_kind, held, notes)
         head = self._head(request, "speech", body.model)
         salt = self._salt(request, None)
 
@@ -504,6 +520,7 @@ class Service:
         self._note_effort(ask.body, request, "reasoning.effort")
         self._note_grammars(ask.body, request)
         self._note_priority(ask.body, request)
+        self._note_args(ask.body, request)
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
