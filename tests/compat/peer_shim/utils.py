@@ -177,12 +177,14 @@ class _Forked:
                 os.setsid()
                 os.dup2(log, 1)
                 os.dup2(log, 2)
+                # pytest's own take the place of both.
+                sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
                 function(*words)
             except BaseException:
                 traceback.print_exc()
                 raise
             finally:
-                sys.stderr.flush()
+                sys.__stderr__.flush()
                 os._exit(1)
 
     def poll(self) -> int | None:
