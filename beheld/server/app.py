@@ -100,6 +100,8 @@ _WARNED = "X-Without-Effect"
 # How long an answer waits for the engine's load.
 _REPORT_S = 0.2
 # What a prompt without a template has no use for.
+# vLLM's header that names an engine of several.
+_RANK = "X-data-parallel-rank"
 _OF_TEMPLATES = (
     *("tools", "reasoning_effort", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
     *("continue_final_message", "mm_processor_kwargs", "media_io_kwargs"),
@@ -858,6 +860,8 @@ class Service:
         request.state.notes.tell(param, words)
 
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
+        if _RANK in request.headers:
+            self._note(request, _RANK, "Each request goes to the engine that has most of its prompt in its cache.")
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
         number, tokenizer = request.state.number, self.llm.tokenizer

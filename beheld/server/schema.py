@@ -73,7 +73,7 @@ class Body(BaseModel):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     without_effect: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[Mapping[str, str]] = {}
-    # What is said of a field that nobody knows, if such are accepted: those without a remedy, and near no known name.
+    # The words about a field that nobody knows, if such are accepted: those without a remedy, and near no known name.
     foreign: ClassVar[str] = ""
 
     @model_validator(mode="before")

@@ -245,3 +245,9 @@ def test_notes_of_an_agent_in_its_messages_are_accepted_and_named_once(running: 
         assert (error["param"], error["code"]) == ("messages.0.extra_field", "unknown_field")
     finally:
         strict.close()
+
+
+def test_a_client_that_chooses_an_engine_is_told_that_it_does_not(running: Running) -> None:
+    """No engine answers otherwise than another, and the one whose cache has the prompt answers sooner."""
+    found = running.post(CHAT, HI | {"max_tokens": 1}, headers={"x-data-parallel-rank": "1"}).json()
+    assert [warning["param"] for warning in found["warnings"]] == ["X-data-parallel-rank"]
