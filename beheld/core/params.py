@@ -603,12 +603,12 @@ def pooling_task(name: Any) -> str:
 _MAX_MISSPELT = 128
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy that names the nearest known name; empty if none is near."""
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """A remedy that names the nearest known name; empty if none is as near as `likeness`, of 1, says."""
     if len(name) > _MAX_MISSPELT:
         # No known name is as long, and time and memory of a comparison grow with the length.
         return ""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 

@@ -359,7 +359,7 @@ class InputPipeline:
         """
         prompt = read.prompt
         media = soundtracks.resolved(prompt.parsed.media)
-        if prompt.parsed.embeds is not None:
+        if prompt.parsed.embeds:
             most = self._config.max_encoder_tokens
             spans = embedded_prompt.spans(prompt.parsed.embeds, self._info, most)
             return RequestWithItems(read, prompt.ids, {}, (), spans)

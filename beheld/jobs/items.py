@@ -15,7 +15,10 @@ from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.read import parse
 
 # The routes that a line may name.
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *(path for path, _ in POOLING_ROUTES))
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/audio/transcriptions"),
+    *("/v1/audio/translations", *(path for path, _ in POOLING_ROUTES)),
+)
 MAX_LINE_BYTES = 128 << 20
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 

@@ -222,7 +222,10 @@ async def post_until_taken(app: ASGIApp, llm: AsyncLLM, url: str, body: bytes) -
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
-    """Call an application as a server would: its status, the request's name and the JSON of its response."""
+    """Call an application as a server would: its status, the request's name and the JSON of its response.
+
+    A transcript that is no JSON is put into an object, {"text": ...}.
+    """
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -243,7 +246,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str
         "state": {},
     }
     given = [{"type": "http.request", "body": body, "more_body": False}]
-    status, number, parts = 0, "", []
+    status, number, kind, parts = 0, "", b"", []
 
     async def receive() -> Message:
         if given:
@@ -252,15 +255,17 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str
         return await asyncio.get_running_loop().create_future()
 
     async def send(message: Message) -> None:
-        nonlocal status, number
+        nonlocal status, number, kind
         if message["type"] == "http.response.start":
-            status = message["status"]
-            number = dict(message["headers"]).get(b"x-request-id", b"").decode()
+            headers = dict(message["headers"])
+            status, kind = message["status"], headers.get(b"content-type", b"")
+            number = headers.get(b"x-request-id", b"").decode()
         else:
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, number, json.loads(b"".join(parts))
+    whole = b"".join(parts)
+    return status, number, {"text": whole.decode()} if kind.startswith(b"text/") else json.loads(whole)
 
 
 def _failure(body: dict[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Scheduler:
             released=tuple(self._released),
             forget=self._encoder.take_forgotten(),
         )
-        self._step_tokens.add(self._config.max_num_batched_tokens - step.budget)
+        self._step_tokens.add(self._config.max_num_batched_tokens - step.budget + step.num_begun)
         self._released.clear()
         self._next_plan += 1
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs, step.num_plain, step.num_reported)
@@ -548,6 +548,8 @@ class Scheduler:
         if sequence.next_range < len(sequence.embed_ranges):
             self._encoder_refs.hold(sequence, start, stop, step)
         wanted = sequence.num_wanted(start, stop)
+        if wanted and start < sequence.num_prompt and isinstance(sequence.params, Sampling):
+            step.num_begun += 1
         new_blocks = self._cache.extend(sequence, stop)
         sequence.advance(stop)
         token_ids = sequence.launched(stop, wanted) if wanted else ()

@@ -29,6 +29,7 @@ class StepBuilder:
         encoder_closed: a sequence waits for room for embeddings, and no later one may take any.
         num_preempted: sequences that lost their blocks to others.
         num_plain, num_reported: prompt positions of the step without and with a report of log-probabilities.
+        num_begun: sequences whose prompt ends in this step, so that it gives one more token than it computes positions.
         starved: a sequence must compute more at once than the limit allows, and nothing was prefilled before it.
     """
 
@@ -49,6 +50,7 @@ class StepBuilder:
     num_preempted: int = 0
     num_plain: int = 0
     num_reported: int = 0
+    num_begun: int = 0
     starved: bool = False
 
     def add(self, sequence: Sequence, piece: SeqSlice) -> None:
@@ -142,8 +144,8 @@ class SchedulerStats:
         num_embeds: embeddings on the device.
         max_embeds: most of them.
         num_encoded, num_reused: items encoded, and uses of an item that was on the device already.
-        num_tokens: positions of all steps.
-        steps_by_tokens: how many steps computed so many positions, by STEP_TOKENS, and those with more.
+        num_tokens: positions of prompts that all steps computed, and tokens that they gave.
+        steps_by_tokens: how many steps had so many, by STEP_TOKENS, and those with more.
         running_loras, waiting_loras: names of the adapters of running and waiting sequences.
     """
 

@@ -77,7 +77,13 @@ from beheld.server.schema import (
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
-from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
+from beheld.server.speech_schema import (
+    Speech,
+    TranscriptionLink,
+    TranscriptionRequest,
+    TranslationLink,
+    TranslationRequest,
+)
 from beheld.server.stream import Chunk, Gone, fold, until_gone
 from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
@@ -95,7 +101,12 @@ _WARNED = "X-Without-Effect"
 # How long an answer waits for the engine's load.
 _REPORT_S = 0.2
 # What a prompt without a template has no use for.
-_OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+# vLLM's header that names an engine of several.
+_RANK = "X-data-parallel-rank"
+_OF_TEMPLATES = (
+    *("tools", "reasoning_effort", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
+    *("continue_final_message", "mm_processor_kwargs", "media_io_kwargs"),
+)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -428,6 +439,7 @@ class Service:
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
+        self._note_args(ask.body, request)
         plans = await self._planned(request, ask.body)
         ask = replace(ask, body=chat.without_inputs(ask.body))
 
@@ -440,15 +452,21 @@ class Service:
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""
-        return await self._transcribed(request, TranscriptionRequest, "transcribe")
+        return await self._transcribed(request, TranscriptionRequest, TranscriptionLink, "transcribe")
 
     async def create_translation(self, request: Request) -> Response:
         """POST /v1/audio/translations."""
-        return await self._transcribed(request, TranslationRequest, "translate")
+        return await self._transcribed(request, TranslationRequest, TranslationLink, "translate")
 
-    async def _transcribed(self, request: Request, kind: type[TranslationRequest], task: str) -> Response:
-        notes = request.state.notes
-        body = await self._reader.read_form(request, kind, request.state.held, notes)
+    async def _transcribed(
+        self, request: Request, form_kind: type[TranslationRequest], link_kind: type[TranslationLink], task: str
+    ) -> Response:
+        notes, held = request.state.notes, request.state.held
+        body: Speech
+        if request.headers.get("content-type", "").startswith("application/json"):
+            body = await self._reader.read(request, link_kind, held, notes, lambda body: body)
+        else:
+            body = await self._reader.read_form(request, form_kind, held, notes)
         head = self._head(request, "speech", body.model)
         salt = self._salt(request, None)
 
@@ -508,6 +526,7 @@ class Service:
         self._note_effort(ask.body, request, "reasoning.effort")
         self._note_grammars(ask.body, request)
         self._note_priority(ask.body, request)
+        self._note_args(ask.body, request)
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
@@ -861,6 +880,8 @@ class Service:
         request.state.notes.tell(param, words)
 
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
+        if _RANK in request.headers:
+            self._note(request, _RANK, "Each request goes to the engine that has most of its prompt in its cache.")
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
         number, tokenizer = request.state.number, self.llm.tokenizer

@@ -312,8 +312,7 @@ def switches_thinking(body: ChatRequest, own: str | None) -> bool:
 
 
 def _template_text(body: ChatRequest | TokenizeRequest, own: str | None) -> str:
-    given = body.chat_template if isinstance(body, ChatRequest) else None
-    return given or own or ""
+    return body.chat_template or own or ""
 
 
 def variables_of(body: ChatRequest | TokenizeRequest, own: str | None) -> dict[str, Any] | None:
@@ -463,19 +462,15 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     Raises:
         HttpError: fields contradict each other.
     """
-    going_on = body.continue_final_message is True
     if isinstance(body, ChatRequest):
         body = allowed_only(body)
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
     messages = _turned(body.messages or [], options)
-    read_as(messages, body.media_io_kwargs if isinstance(body, ChatRequest) else None, options)
-    return {
+    read_as(messages, body.media_io_kwargs, options)
+    return template_of(body, options) | {
         "messages": messages,
-        "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
-        "continue_final_message": going_on,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
         "template_kwargs": variables_of(body, own),
-        "add_special_tokens": body.add_special_tokens is True,
     }
 
 
@@ -522,6 +517,8 @@ async def _chunks(
                     first["usage"] = usage_of(output, 0)
                 if body.return_token_ids:
                     first["prompt_token_ids"] = list(output.prompt_token_ids or ())
+                if body.return_prompt_text:
+                    first["prompt_text"] = output.prompt
                 yield first
                 if output.prompt_entries is not None:
                     entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
@@ -624,8 +621,10 @@ def _choices(
         made[0] |= of_tokens
     if answer.finish_reason is not None:
         reason = "tool_calls" if parser.called and answer.finish_reason == "stop" else answer.finish_reason
-        last = {**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason}
-        made.append(last | grounding_of(answer))
+        if not made or "tool_calls" in made[-1]["delta"]:
+            # Agents take up a call's arguments and its end apart.
+            made.append(_choice(answer.index, {}))
+        made[-1] |= {"finish_reason": reason, "stop_reason": answer.stop_reason} | grounding_of(answer)
     return made
 
 

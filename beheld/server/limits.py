@@ -23,6 +23,8 @@ MAX_ANSWERS = 64
 # The most texts of one request that pools.
 MAX_INPUTS = 2048
 MAX_NAME = 512
+# Fields of messages that nobody knows, and an answer names.
+MAX_NOTES = 64
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 4096
 MAX_STOP_IDS = 1024

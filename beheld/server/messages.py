@@ -108,7 +108,7 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool, bou
         schema = {"schema": given.output_config.format.schema_}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(given, MessagesRequest):
-        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt", "grounding")
+        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt", "grounding", "vllm_xargs")
         made |= {name: getattr(given, name) for name in same}
         made["stop"] = given.stop_sequences
     formed = "response_format" in made

@@ -215,7 +215,11 @@ class CountRequest(Body):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
         "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        "ec_transfer_params": (),
+        "kv_transfer_params": (),
         "mcp_servers": ([],),
+        "mm_payload": (),
+        "return_mm_kwargs": (False,),
         "watermarking": (False,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
@@ -251,3 +255,4 @@ class MessagesRequest(CountRequest):
     top_k: Whole | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     grounding: bool | None = None
+    vllm_xargs: Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES)] | None = None

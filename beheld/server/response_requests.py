@@ -21,6 +21,7 @@ from beheld.server.schema import (
     Effort,
     Name,
     Paged,
+    Reading,
     SamplingFields,
     StreamOptions,
     Variables,
@@ -353,11 +354,21 @@ class ResponsesRequest(SamplingFields):
     """POST /v1/responses."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "access_programs": (),
+        "background_options": ({},),
         "context_management": ([],),
         "conversation": (),
+        "ec_transfer_params": (),
+        "enable_response_messages": (False,),
+        "image": ({},),
+        "kv_transfer_params": (),
         "max_tool_calls": (),
+        "mm_payload": (),
         "moderation": (),
+        "previous_input_messages": (),
         "prompt": (),
+        "return_mm_kwargs": (False,),
+        "spaces_between_special_tokens": (True,),
         "truncation": ("disabled",),
         "watermarking": (False,),
     }
@@ -367,6 +378,8 @@ class ResponsesRequest(SamplingFields):
         "prompt_cache_key": "Cached prefixes are found by content.",
         "prompt_cache_options": "Cached prefixes are found by content.",
         "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",
+        "request_id": "Answers have ids of this server, which X-Request-Id and its log show.",
+        "session_id": "Cached prefixes are found by content.",
         "safety_identifier": "It changes nothing and is not stored.",
         "service_tier": "This server has one tier.",
         "user": "It changes nothing and is not stored.",
@@ -376,6 +389,7 @@ class ResponsesRequest(SamplingFields):
         "conversation": "Use previous_response_id.",
         "max_tokens": "Use max_output_tokens.",
         "messages": "Use input.",
+        "previous_input_messages": "Use input, or previous_response_id.",
         "response_format": "Use text.format.",
         "truncation": "Send a shorter conversation.",
     }
@@ -403,6 +417,8 @@ class ResponsesRequest(SamplingFields):
     metadata: Metadata | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
+    vllm_xargs: Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     include_reasoning: bool | None = None
@@ -432,7 +448,7 @@ class ResponseAsked:
 # Chat's fields of the same name and meaning.
 _SAME = (
     *SamplingFields.model_fields,
-    *("chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "priority"),
+    *("chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs", "cache_salt", "priority"),
     *("include_reasoning", "parallel_tool_calls", "grounding"),
 )
 

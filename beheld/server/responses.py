@@ -130,12 +130,14 @@ RESPONSES: dict[str, Any] = {
             "media": _list(_named("Receipt")),
             "metrics": {"type": "object", "additionalProperties": _NUMBER},
             "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
+            "prompt_text": _TEXT,
             "prompt_token_ids": _maybe(_list(_COUNT)),
             "warnings": _list(_WARNING),
         },
         "warnings",
         "media",
         "metrics",
+        "prompt_text",
     ),
     "Completion": _object(
         {

@@ -73,6 +73,8 @@ class Body(BaseModel):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     without_effect: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[Mapping[str, str]] = {}
+    # The words about a field that nobody knows, if such are accepted: those without a remedy, and near no known name.
+    foreign: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,7 +100,15 @@ class Body(BaseModel):
                 continue
             if allows:
                 continue
-            remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
+            if cls.foreign and notes.fields.get(name) == cls.foreign:
+                silent.add(name)
+                continue
+            remedy = cls.remedies.get(name) or nearest(name, known, 0.8 if cls.foreign else 0.6)
+            if cls.foreign and not remedy and not notes.strict and len(notes.fields) < limits.MAX_NOTES:
+                notes.tell(name[:64], cls.foreign)
+                silent.add(name)
+                continue
+            remedy = remedy or "Leave it out."
             # Braces would be taken for format fields.
             shown = repr(name[:64]).replace("{", "(").replace("}", ")")
             raise PydanticCustomError(
@@ -353,6 +363,15 @@ class EmbedsPart(Body):
     uuid: Name | None = None
 
 
+class PromptEmbedsPart(Body):
+    """Embeddings in place of a text, for models of text."""
+
+    without_effect = _CACHED
+
+    type: Literal["prompt_embeds"]
+    data: str
+
+
 # Of parts that hold one thing under the name of their type, which they may then leave out.
 _TYPES_BY_KEY = frozenset(("text", "image_url", "video_url", "audio_url", "input_audio", "image", "video", "audio"))
 _TYPES_BY_KEY |= {"image_embeds", "audio_embeds", "video_embeds"}
@@ -382,6 +401,7 @@ Part = Annotated[
     | EmbedsPart
     | AudioEmbedsPart
     | VideoEmbedsPart
+    | PromptEmbedsPart
     | FilePart
     | InputFilePart,
     Field(discriminator="type"),
@@ -389,6 +409,9 @@ Part = Annotated[
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
+
+# An assistant's earlier reasoning.
+Reasoning = str | PromptEmbedsPart
 
 # Clients such as LiteLLM write it into every part of a message.
 _MARKED = {"provider_specific_fields": "Templates have no place for it."}
@@ -473,7 +496,24 @@ class Message(Body):
         "thinking_blocks": "`reasoning` has the text.",
         "timestamp": "Templates have no place for it.",
     }
-    says_nothing = {"images": ([],), "annotations": ([],), "audio": (), "function_call": (), "parsed": ()}
+    says_nothing = {
+        "images": ([],),
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "parsed": (),
+        "partial": (False,),
+        "prefix": (False,),
+    }
+    remedies = {
+        "audio": "Send its words as content.",
+        "function_call": "Send tool_calls.",
+        "images": "Send them as parts of the content.",
+        "partial": "Set continue_final_message.",
+        "prefix": "Set continue_final_message.",
+    }
+    # Agents keep notes of their own in the messages that they send back.
+    foreign = "No chat template reads it here."
 
     role: Annotated[str, Field(max_length=64)]
     content: str | Parts | None = None
@@ -481,8 +521,8 @@ class Message(Body):
     tool_calls: Annotated[list[_Call], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: Reasoning | None = None
+    reasoning: Reasoning | None = None
 
 
 # ---------------------------------------------------------------------- tools and formats
@@ -714,12 +754,17 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
     "kv_transfer_params": (),
     "metadata": ({},),
+    "mm_payload": (),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
+    "return_mm_kwargs": (False,),
+    "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (0,),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
@@ -888,6 +933,7 @@ class ChatRequest(Sampled):
     add_special_tokens: bool | None = None
     include_reasoning: bool | None = None
     enable_thinking: bool | None = None
+    return_prompt_text: bool | None = None
 
 
 def _form(given: Any) -> str:
@@ -934,8 +980,18 @@ Inputs = Annotated[
 class Pooled(Body):
     """The common fields of requests that pool. Absent fields take the model's defaults."""
 
-    says_nothing = {"user": ()}
+    says_nothing = {
+        "mm_processor_kwargs": ({},),
+        "padding": ("do_not_pad", False),
+        "truncation_side": ("right",),
+        "user": (),
+    }
     without_effect: ClassVar[Mapping[str, str]] = {"request_id": _WITHOUT_EFFECT["request_id"]}
+    remedies: ClassVar[Mapping[str, str]] = {
+        "mm_processor_kwargs": "Leave it out: pairs are read with the server's own.",
+        "padding": "Leave it out: texts are filled up where the model was trained so.",
+        "truncation_side": "Leave it out: of a text to pool, the beginning is kept.",
+    }
 
     model: Name | None = None
     priority: Whole | None = None
@@ -950,9 +1006,6 @@ class Pooled(Body):
 
 class ClassifyRequest(Pooled):
     """POST /classify: texts, or a conversation."""
-
-    says_nothing = {**Pooled.says_nothing, "padding": ("do_not_pad",)}
-    remedies = {"padding": "Leave it out: texts are filled up where the model was trained so."}
 
     input: Inputs | None = None
     add_special_tokens: bool | None = None
@@ -1041,7 +1094,7 @@ class ScoreRequest(Pooled):
 class RerankRequest(Pooled):
     """POST /rerank: documents, and the query by which they are ordered."""
 
-    says_nothing = {"user": (), "rank_fields": (), "max_chunks_per_doc": ()}
+    says_nothing = {**Pooled.says_nothing, "rank_fields": (), "max_chunks_per_doc": ()}
 
     query: Side
     documents: _ManySides
@@ -1064,7 +1117,10 @@ class TokenizeRequest(Body):
     continue_final_message: bool | None = None
     tools: Tools | None = None
     reasoning_effort: Effort | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
     return_token_strs: bool | None = None
 
 

@@ -22,21 +22,25 @@ _SWITCHES = (
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class TranslationRequest(Body):
-    """POST /v1/audio/translations."""
+class SpeechFields(Body):
+    """What both routes have, without the audio."""
 
     without_effect: ClassVar[Mapping[str, str]] = {
         "chunking_strategy": "Long audio is always cut into windows as the model needs.",
         "include_stop_str_in_output": "Transcripts have no stop strings.",
         "watermarking": "Texts are not marked.",
     }
-    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],), "to_language": ("en", "english")}
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "hotwords": ("",),
+        "include": ([],),
+        "to_language": ("en", "english"),
+        "vllm_xargs": ("{}",),
+    }
     remedies: ClassVar[Mapping[str, str]] = {
         "url": "Send the audio as file.",
         "to_language": "Leave it out: translations are in English.",
     }
 
-    file: bytes = Field(min_length=1, json_schema_extra={"format": "binary"})
     model: Name | None = None
     language: Name | None = None
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT)] | None = None
@@ -58,10 +62,37 @@ class TranslationRequest(Body):
     length_penalty: Number | None = None
 
 
-class TranscriptionRequest(TranslationRequest):
-    """POST /v1/audio/transcriptions."""
+class TranslationRequest(SpeechFields):
+    """POST /v1/audio/translations: a form."""
 
-    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
+    file: bytes = Field(min_length=1, json_schema_extra={"format": "binary"})
+
+    @property
+    def audio(self) -> bytes | str:
+        """The audio."""
+        return self.file
+
+
+class TranslationLink(SpeechFields):
+    """POST /v1/audio/translations: JSON, as lines of batches have it."""
+
+    file_url: Annotated[str, Field(min_length=1)]
+
+    @property
+    def audio(self) -> bytes | str:
+        """Where the audio is."""
+        return self.file_url
+
+
+class _Transcribed(Body):
+    """What transcriptions have besides."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "hotwords": ("",),
+        "include": ([],),
+        "to_language": ("",),
+        "vllm_xargs": ("{}",),
+    }
     remedies: ClassVar[Mapping[str, str]] = {
         "url": "Send the audio as file.",
         "to_language": "Use /v1/audio/translations, whose words are English.",
@@ -69,6 +100,17 @@ class TranscriptionRequest(TranslationRequest):
 
     timestamp_granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] | None = None
 
+
+class TranscriptionRequest(_Transcribed, TranslationRequest):
+    """POST /v1/audio/transcriptions: a form."""
+
+
+class TranscriptionLink(_Transcribed, TranslationLink):
+    """POST /v1/audio/transcriptions: JSON, as lines of batches have it."""
+
+
+# What a route's body may be.
+Speech = TranslationRequest | TranslationLink
 
 _LISTS = ("timestamp_granularities", "include")
 _NUMBERS = (

@@ -18,7 +18,7 @@ from beheld.core.speech import LANGUAGES, SpeechOrder, SpeechPiece, SpeechSegmen
 from beheld.server import limits
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
-from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
+from beheld.server.speech_schema import Speech, TranscriptionLink, TranscriptionRequest
 from beheld.server.stream import Chunk
 
 # Formats that say when a segment is spoken.
@@ -31,7 +31,7 @@ _SAME = (
 
 def chunks(
     llm: AsyncLLM,
-    body: TranslationRequest,
+    body: Speech,
     head: ChunkHead,
     salt: str | None,
     decoded: Callable[[int], None],
@@ -79,7 +79,7 @@ def chunks(
     given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     params = SamplingParams(temperature=body.temperature or 0.0, max_tokens=body.max_completion_tokens, **given)
     pieces = llm.transcribe(
-        body.file,
+        body.audio,
         order,
         params,
         head.id,
@@ -97,7 +97,7 @@ def chunks(
     return _counted(made, base, used) if body.stream and (body.stream_include_usage or tells_usage) else made
 
 
-def _beams(body: TranslationRequest, most: int, max_answers: int) -> BeamSearchParams | None:
+def _beams(body: Speech, most: int, max_answers: int) -> BeamSearchParams | None:
     """The search that a form asks for.
 
     Raises:
@@ -114,9 +114,9 @@ def _beams(body: TranslationRequest, most: int, max_answers: int) -> BeamSearchP
     return BeamSearchParams(body.n or 1, body.max_completion_tokens or most, length_penalty=penalty)
 
 
-def granularities(body: TranslationRequest) -> Sequence[str]:
+def granularities(body: Speech) -> Sequence[str]:
     """What times are asked for: those of words, of segments, or both; nothing if the form does not say."""
-    given = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else None
+    given = body.timestamp_granularities if isinstance(body, TranscriptionRequest | TranscriptionLink) else None
     return given or ()
 
 
@@ -175,7 +175,7 @@ async def fold(events: AsyncGenerator[Chunk, None]) -> dict[str, Any]:
     return last
 
 
-def response(found: dict[str, Any], body: TranslationRequest, warnings: list[dict[str, Any]], task: str) -> Response:
+def response(found: dict[str, Any], body: Speech, warnings: list[dict[str, Any]], task: str) -> Response:
     """The whole transcript in the format that was asked for."""
     segments: Sequence[SpeechSegment] = found["segments"]
     warned = {"warnings": warnings} if warnings else {}

@@ -198,7 +198,9 @@ class VllmMetrics(Collector):
         return family
 
     def _step_tokens(self) -> Metric:
-        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Positions that a step computes.", labels=_LABELS)
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of prompts and of answers in a step.", labels=_LABELS
+        )
         for engine, stats in self._held.items():
             held = stats.scheduler
             if held.steps_by_tokens:

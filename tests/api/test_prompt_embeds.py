@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from beheld import LLM, SamplingParams
-from beheld.core.errors import ConfigError, ParamsError, PromptError, PromptTooLongError
+from beheld.core.errors import ConfigError, ParamsError, PromptError, PromptTooLongError, TemplateError
 from beheld.inputs.prompt import embedded_prompt
 from beheld.server.completions import Embedded
 from beheld.server.schema import CompletionRequest
@@ -98,7 +98,7 @@ def test_what_is_refused(llm: LLM) -> None:
 
 
 def test_a_client_sends_them() -> None:
-    running = Running("llama", ENGINE | {"enable_prompt_embeds": True})
+    running = Running("llama", ENGINE | {"enable_prompt_embeds": True}, trust_templates=True)
     try:
         ids = running.post("/tokenize", {"prompt": WORDS}).json()["tokens"]
         buffer = io.BytesIO()
@@ -111,6 +111,23 @@ def test_a_client_sends_them() -> None:
         assert made["usage"]["prompt_tokens"] == len(ids)
         twice = running.post("/v1/completions", {"prompt": [], "prompt_embeds": [embeds, embeds], **common}).json()
         assert [choice["text"] for choice in twice["choices"]] == [wanted["choices"][0]["text"]] * 2
+        chat = {**common, "chat_template": "{{ messages[0]['content'] }}{{ messages[-1].get('reasoning') or '' }}"}
+        for messages in (
+            [{"role": "user", "content": [embedded(embeds)]}],
+            [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "reasoning": embedded(embeds)}],
+        ):
+            said = running.post("/v1/chat/completions", {**chat, "messages": messages}).json()
+            assert said["choices"][0]["message"]["content"] == wanted["choices"][0]["text"]
+            assert said["usage"]["prompt_tokens"] == len(ids)
+        for message in (
+            {"role": "user", "content": [{"type": "prompt_embeds"}]},
+            {"role": "assistant", "content": "", "reasoning": embedded("no base64")},
+            {"role": "assistant", "content": "", "reasoning": {"type": "text", "text": "x"}},
+            {"role": "assistant", "content": "", "reasoning": 7},
+        ):
+            refused = running.post("/v1/chat/completions", {**chat, "messages": [message]})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"].startswith("messages.0.")
         for body in ({"prompt": "x"}, {"prompt": "", "echo": True}):
             assert running.post("/v1/completions", {**body, "prompt_embeds": embeds, **common}).status_code == 400
         for given in ({"prompt": "", "prompt_embeds": embeds}, {"prompt": [ids, ids]}):
@@ -132,3 +149,66 @@ def test_a_client_sends_them() -> None:
             running.idle()
     finally:
         running.close()
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{% if m.get('reasoning') %}({{ m['reasoning'] }}){% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endif %}.{% endfor %}"
+)
+
+
+def embedded(data: Any) -> dict[str, Any]:
+    return {"type": "prompt_embeds", "data": data}
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_parts_of_messages_answer_as_their_ids_do(llm: LLM, name: str) -> None:
+    """Between texts, in one message and in another's reasoning."""
+    inner = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in ("a red circle", WORDS, "think")]
+    tensors = [looked_up("llama", ids) for ids in inner]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": [embedded(tensors[0])]},
+        {"role": "user", "content": [{"type": "text", "text": "See "}, embedded(tensors[1]), " and tell.</s>"]},
+        {"role": "assistant", "content": "", name: embedded(tensors[2])},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    made = llm.chat(messages, params, chat_template=TEMPLATE, use_tqdm=False)[0]
+    ids = list(made.prompt_token_ids)
+    places = [place for place, token in enumerate(ids) if token >= len(llm.get_tokenizer())]
+    for place, token in zip(places, [token for one in inner for token in one], strict=True):
+        ids[place] = token
+    # Some tokenizers begin a text with a blank.
+    joined = f"<system>a red circle.<user>See {WORDS} and tell.</s>.<assistant>(think)."
+    assert llm.get_tokenizer().decode(ids).replace(" ", "") == joined.replace(" ", "")
+    # What a user spells is no token.
+    assert llm.get_tokenizer().eos_token_id not in ids
+    wanted = answers(llm, [ids])[0]
+    assert list(made.outputs[0].token_ids) == wanted[0]
+    chosen = [step[token].logprob for step, token in zip(made.outputs[0].logprobs, wanted[0], strict=True)]
+    assert chosen == pytest.approx(wanted[1], abs=1e-4)
+
+
+def test_which_parts_of_messages_are_refused(llm: LLM) -> None:
+    good = torch.randn(4, 64)
+    for part, param in (
+        ({"type": "prompt_embeds"}, "messages.0.content.0.data"),
+        (embedded(torch.randn(4, 63)), "messages.0.content.0.data"),
+        (embedded("no tensor"), "messages.0.content.0.data"),
+        (embedded(good) | {"uuid": "x"}, "messages.0.content.0.uuid"),
+    ):
+        with pytest.raises(PromptError) as found:
+            llm.chat([{"role": "user", "content": [part]}], chat_template=TEMPLATE, use_tqdm=False)
+        assert found.value.param == param
+    messages = [{"role": "user", "content": [embedded(good)]}]
+    with pytest.raises(TemplateError, match=r"content\.0\.data 0 times"):
+        llm.chat(messages, chat_template="{{ 1 }}", use_tqdm=False)
+    with pytest.raises(TemplateError, match=r"content\.0\.data 2 times"):
+        llm.chat(messages, chat_template=TEMPLATE + TEMPLATE, use_tqdm=False)
+    with pytest.raises(ParamsError, match="prompt_logprobs"):
+        llm.chat(messages, SamplingParams(prompt_logprobs=1), chat_template=TEMPLATE, use_tqdm=False)
+    # As templates leave out earlier reasoning that is a text.
+    thought = [{"role": "assistant", "content": "x", "reasoning": embedded(good)}]
+    llm.chat(thought, SamplingParams(max_tokens=1), chat_template="{{ messages[0]['content'] }}", use_tqdm=False)
+    with LLM(str(tiny.checkpoint("llama")), **OPTIONS) as off, pytest.raises(PromptError, match="are disabled"):
+        off.chat(messages, chat_template=TEMPLATE, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""Compares the names that vLLM offers with ours: options, parameters, methods, imports and routes.
+"""Compares the names that vLLM offers with ours: options, parameters, methods, imports, routes and their fields.
 
 python -m tests.compat.census VLLM_SOURCE           prints what vLLM has and beheld has not, with the reasons known
 python -m tests.compat.census VLLM_SOURCE --names 0.33.0   writes vLLM's names into vllm_names.json, for this version
@@ -25,6 +25,12 @@ from beheld.core.config import EngineArgs
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.vllm_options import OPTIONS
+from beheld.server import schema
+from beheld.server.generate_schema import GenerateRequest
+from beheld.server.messages_schema import CountRequest, MessagesRequest
+from beheld.server.response_requests import ResponsesRequest
+from beheld.server.schema import Body
+from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 HERE = Path(__file__).parent
 NAMES = HERE / "vllm_names.json"
@@ -39,6 +45,30 @@ CLASSES = {
     "PoolingParams": ("pooling_params.py", PoolingParams),
     "CompletionOutput": ("outputs.py", CompletionOutput),
     "RequestOutput": ("outputs.py", RequestOutput),
+}
+# Class of a request's body in vLLM -> ours.
+REQUESTS: dict[str, type[Body]] = {
+    "ChatCompletionRequest": schema.ChatRequest,
+    "CompletionRequest": schema.CompletionRequest,
+    "ResponsesRequest": ResponsesRequest,
+    "AnthropicMessagesRequest": MessagesRequest,
+    "AnthropicCountTokensRequest": CountRequest,
+    "TokenizeCompletionRequest": schema.TokenizeRequest,
+    "TokenizeChatRequest": schema.TokenizeRequest,
+    "DetokenizeRequest": schema.DetokenizeRequest,
+    "EmbeddingCompletionRequest": schema.EmbeddingRequest,
+    "EmbeddingChatRequest": schema.EmbeddingRequest,
+    "PoolingCompletionRequest": schema.PoolingRequest,
+    "PoolingChatRequest": schema.PoolingRequest,
+    "ClassificationCompletionRequest": schema.ClassifyRequest,
+    "ClassificationChatRequest": schema.ClassifyRequest,
+    "RerankRequest": schema.RerankRequest,
+    "ScoreTextRequest": schema.ScoreRequest,
+    "ScoreDataRequest": schema.ScoreRequest,
+    "ScoreQueriesDocumentsRequest": schema.ScoreRequest,
+    "TranscriptionRequest": TranscriptionRequest,
+    "TranslationRequest": TranslationRequest,
+    "GenerateRequest": GenerateRequest,
 }
 # Modules from which scripts import.
 _IMPORTED = (
@@ -97,6 +127,37 @@ def _imports(package: Path) -> set[str]:
     return found
 
 
+def _requests(package: Path) -> Names:
+    """Fields of bodies of requests, those of their parents included."""
+    known: dict[str, ast.ClassDef] = {}
+    for path in (package / "entrypoints").rglob("*.py"):
+        for name, kind in _classes(path).items():
+            if name not in known or path.name == "protocol.py":
+                known[name] = kind
+
+    def of(name: str) -> set[str]:
+        kind = known.get(name)
+        if kind is None:
+            return set()
+        own = {
+            node.target.id
+            for node in kind.body
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and not ast.unparse(node.annotation).startswith("ClassVar")
+        }
+        own = {each for each in own if not each.startswith("_")}
+        return own.union(*(of(ast.unparse(parent)) for parent in kind.bases))
+
+    return {name: of(name) for name in REQUESTS if name in known}
+
+
+def _taken(kind: type[Body]) -> set[str]:
+    """The fields of a body, those included that are accepted without effect or where they ask for nothing."""
+    fields_ = {field.alias or name for name, field in kind.model_fields.items()}
+    return fields_ | set(kind.without_effect) | set(kind.says_nothing)
+
+
 def _routes(package: Path) -> set[str]:
     """Paths of the HTTP routes, whatever their methods."""
     called = re.compile(r"@\w*router\.(?:get|post|put|delete|api_route|websocket)\(\s*\"(/[^\"]*)\"")
@@ -121,7 +182,7 @@ def names_of(source: Path) -> Names:
     }
     for name, (path, _) in CLASSES.items():
         found[name] = _fields(_classes(package / path)[name])
-    return found
+    return found | _requests(package)
 
 
 def our_names() -> Names:
@@ -142,7 +203,7 @@ def our_names() -> Names:
     }
     for name, (_, kind) in CLASSES.items():
         found[name] = {each for each in dir(kind) if not each.startswith("_")} | {each.name for each in fields(kind)}
-    return found
+    return found | {name: _taken(kind) for name, kind in REQUESTS.items()}
 
 
 def missing(theirs: Mapping[str, Iterable[str]], ours: Names) -> dict[str, list[str]]:

@@ -319,6 +319,16 @@ def test_arguments_within_the_bounds_may_be_as_models_write_them() -> None:
         assert read in str(chat("qwen2", messages, chat_template=template).prompt)
 
 
+@pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])
+def test_reasoning_reaches_templates_that_read_either_name(sent: str) -> None:
+    template = "{{ messages[0]['reasoning'] }}|{{ messages[0]['reasoning_content'] }}|{{ messages[1] | length }}"
+    talk = [{"role": "assistant", "content": "", sent: "Hm."}, {"role": "assistant", "content": ""}]
+    request = chat("qwen2", talk, chat_template=template)
+    assert request.prompt == "Hm.|Hm.|2"
+    both = [{"role": "assistant", "content": "", "reasoning": "A", "reasoning_content": "B"}, talk[1]]
+    assert chat("qwen2", both, chat_template=template).prompt == "A|B|2"
+
+
 def test_generation_prompt_and_continuation_exclude_each_other() -> None:
     with pytest.raises(PromptError, match="cannot be combined"):
         chat("qwen2", TALK, continue_final_message=True)

@@ -45,6 +45,15 @@ GREEDY: dict[str, Any] = {
 }
 
 
+def test_the_last_text_of_a_stream_says_why_it_ended(client: openai.OpenAI) -> None:
+    """As vLLM's streams do, of which clients count a chunk for each token; text and its end are one event less."""
+    chunks = list(client.chat.completions.create(messages=talk("Compare."), stream=True, **GREEDY))
+    last = chunks[-1].choices[0]
+    assert (last.finish_reason, bool(last.delta.content)) == ("length", True)
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
+    assert (last.model_extra or {})["stop_reason"] is None
+
+
 def test_chat_with_pictures_streams_what_it_says_whole(client: openai.OpenAI) -> None:
     messages: Any = talk("Compare.", data_url(seed=1), data_url(56, 84, seed=2))
     whole = client.chat.completions.create(messages=messages, **GREEDY)

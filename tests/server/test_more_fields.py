@@ -16,7 +16,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.sampling import structured
 from beheld.server.schema import ChatRequest
 from beheld.text.reasoning import THINK
-from tests.server.running import ENGINE, Running
+from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_forms import TALK
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -279,3 +279,83 @@ def test_documents_of_the_routes_can_be_left_out() -> None:
         assert [bare.get(path).status_code for path in ("/docs", "/openapi.json", "/version")] == [404, 404, 200]
     finally:
         bare.close()
+
+
+def test_the_text_of_the_prompt(running: Running) -> None:
+    asked = {"return_prompt_text": True}
+    found = running.post(CHAT, HI | asked).json()
+    ids = running.post("/tokenize", {"messages": HI["messages"]}).json()["tokens"]
+    assert found["prompt_text"] == running.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    texts = [chunk.get("prompt_text") for chunk in chunks_of(running, CHAT, HI | asked)]
+    assert texts == [found["prompt_text"], *[None] * (len(texts) - 1)]
+    assert "prompt_text" not in running.post(CHAT, HI).json()
+
+
+def test_a_conversation_is_tokenized_with_all_that_its_prompt_depends_on() -> None:
+    running = Running(trust_templates=True, trust_processor_options=True)
+    try:
+        image = {"type": "image_url", "image_url": {"url": data_url(112, 112)}}
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "Hi"}]}]}
+        body |= {"chat_template": "{{ messages[0]['content'][1]['text'] }}<|vision_start|><|image_pad|><|vision_end|>"}
+        most = {"mm_processor_kwargs": {"max_pixels": 56 * 56}}
+        counts = []
+        for more in ({}, most):
+            said = running.post(CHAT, {**body, **more, "max_tokens": 1}).json()
+            counts.append(running.post("/tokenize", body | more).json()["count"])
+            assert said["usage"]["prompt_tokens"] == counts[-1]
+        assert counts[0] > counts[1]
+        for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs"):
+            refused = running.post("/tokenize", {"prompt": "x", name: "x" if name == "chat_template" else {}})
+            assert refused.status_code == 400
+    finally:
+        running.close()
+    running = Running()
+    try:
+        assert running.post("/tokenize", body).json()["error"]["param"] == "chat_template"
+    finally:
+        running.close()
+
+
+NOTHING: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (CHAT, HI, {"return_mm_kwargs": False, "return_token_offsets": False, "routed_experts_prompt_start": 0}),
+    (COMPLETE, TEXT, {"return_weight_versions": False, "mm_payload": None}),
+    (
+        "/v1/responses",
+        {"input": "Hi", "max_output_tokens": 6, "temperature": 0},
+        {
+            **{"access_programs": None, "background_options": {}, "enable_response_messages": False, "image": None},
+            **{"kv_transfer_params": None, "media_io_kwargs": {}, "previous_input_messages": None, "vllm_xargs": {}},
+        },
+    ),
+    (
+        "/v1/messages",
+        {"messages": HI["messages"], "max_tokens": 6, "temperature": 0},
+        {"ec_transfer_params": None, "return_mm_kwargs": False, "vllm_xargs": {}},
+    ),
+    ("/tokenize", {"messages": HI["messages"]}, {"chat_template": None, "mm_processor_kwargs": {}}),
+]
+
+
+@pytest.mark.parametrize("place", range(len(NOTHING)))
+def test_fields_that_ask_for_nothing_change_nothing(running: Running, place: int) -> None:
+    path, body, more = NOTHING[place]
+    plain, found = running.post(path, body).json(), running.post(path, body | more)
+    assert found.status_code == 200, found.text
+    assert "warnings" not in found.json()
+    for name in ("choices", "tokens", "content"):
+        assert found.json().get(name) == plain.get(name)
+    asked = {name: 1 for name in more if name not in ("media_io_kwargs", "vllm_xargs", "chat_template")}
+    for name, value in asked.items():
+        assert running.post(path, body | {name: value}).status_code == 400
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_arguments_of_logits_processors_are_fields_of_each_route(running: Running, place: int) -> None:
+    path, body, _ = NOTHING[place]
+    found = running.post(path, body | {"vllm_xargs": {"target": 3}}).json()
+    assert [warning["param"] for warning in found["warnings"]] == ["vllm_xargs"]
+
+
+def test_names_of_requests_and_sessions_of_responses_have_no_effect(running: Running) -> None:
+    found = running.post("/v1/responses", NOTHING[2][1] | {"request_id": "a", "session_id": "b"}).json()
+    assert {warning["param"] for warning in found["warnings"]} == {"request_id", "session_id"}

@@ -128,6 +128,7 @@ NO_COLUMN = {
         "length_penalty",
         "grounding",
         "prompt_embeds",
+        "return_prompt_text",
         "thinking_token_budget",
         "logprob_token_ids",
         "vllm_xargs",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ import openai
 import pytest
 
 from beheld.core.speech import LANGUAGES
+from beheld.jobs import job
+from beheld.jobs.items import URLS
+from beheld.server.app import Service
 from tests import census_media, census_sound, tiny
 from tests.oracle import whisper_reference as reference
 from tests.server.conftest import kept
-from tests.server.running import ENGINE, Running
+from tests.server.running import ENGINE, SMALL, Running
 
 PATH = "/v1/audio/transcriptions"
 SHORT = tiny.wav(tiny.sound(1.3, 8))
@@ -70,6 +75,28 @@ def test_a_transcript_is_the_models_own(client: openai.OpenAI) -> None:
     (code,) = (code for code, name in LANGUAGES.items() if name.lower() == heard.language)
     unnamed = client.audio.transcriptions.create(model="tiny", file=file())
     assert unnamed.text == expected(f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>")
+
+
+def test_a_line_of_a_batch_says_where_its_audio_is(writing: Running, client: openai.OpenAI) -> None:
+    """As vLLM's batches do: `file_url` in JSON, and every format's answer as an object."""
+    link = "data:audio/wav;base64," + base64.b64encode(SHORT).decode()
+    body: dict[str, Any] = {"model": "tiny", "file_url": link, "language": "en"}
+    form = client.audio.transcriptions.create(model="tiny", file=file(), language="en")
+    headers = {"authorization": "Bearer key"}
+    made = writing.post(PATH, body, headers=headers).json()
+    assert (made["text"], made["usage"]["seconds"]) == (form.text, 2)
+    for path in (PATH, "/v1/audio/translations"):
+        assert path in URLS
+        for wrong, field in (({"file_url": ""}, "file_url"), ({"file": "x"}, "file"), ({"file_url": 3}, "file_url")):
+            refused = writing.post(path, {**body, **wrong}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    elsewhere = writing.post(PATH, {**body, "file_url": "file:///etc/hostname"}, headers=headers)
+    assert elsewhere.status_code == 422
+    app = Service(writing.llm, SMALL).app()
+    for shape, more in (("text", "\n"), ("json", "")):
+        asked = json.dumps({**body, "response_format": shape}).encode()
+        status, _, found = asyncio.run(job.post(app, PATH, asked))
+        assert (status, found["text"]) == (200, form.text + more)
 
 
 def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
@@ -242,7 +269,7 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
     assert post(writing, data=b"").status_code == 400
     assert httpx.post(writing.url + PATH, trust_env=False).status_code == 401
     key = {"Authorization": "Bearer key"}
-    assert httpx.post(writing.url + PATH, json={}, headers=key, trust_env=False).status_code == 415
+    assert httpx.post(writing.url + PATH, content="x", headers=key, trust_env=False).status_code == 415
     told = post(writing, {"chunking_strategy": "auto", "language": "en"}).json()
     assert [one["param"] for one in told["warnings"]] == ["chunking_strategy"]
     writing.idle()

@@ -219,3 +219,35 @@ def test_clients_raise_an_error_in_the_middle_of_a_stream() -> None:
     found = json.loads(last[1].removeprefix(b"data: "))
     assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
     assert b"[DONE]" not in broken(ANTHROPIC) + broken(RESPONSES)
+
+
+def test_notes_of_an_agent_in_its_messages_are_accepted_and_named_once(running: Running) -> None:
+    """Templates read no such field; a misspelt one, and one that would change an answer, are refused."""
+    message = {"role": "user", "content": "x", "extra_field": "0", "created_at": 5}
+    found = running.post(CHAT, {"messages": [message, message], "max_tokens": 1})
+    warnings = [(warning["param"], warning["message"]) for warning in found.json()["warnings"]]
+    assert warnings == [(name, "No chat template reads it here.") for name in ("extra_field", "created_at")]
+    plain = {"role": "user", "content": "x"}
+    assert running.post("/tokenize", {"messages": [message]}).json() == (
+        running.post("/tokenize", {"messages": [plain]}).json()
+    )
+    for name, value, words in (
+        *(("contents", "y", "Did you mean 'content'?"), ("tool_call", [], "Did you mean 'tool_calls'?")),
+        ("prefix", True, "Set continue_final_message."),
+    ):
+        error = running.post(CHAT, {"messages": [plain | {name: value}], "max_tokens": 1}).json()["error"]
+        assert (error["param"], error["code"], error["remedy"]) == (f"messages.0.{name}", "unknown_field", words)
+    many = plain | {f"note{number}": 0 for number in range(100)}
+    assert running.post(CHAT, {"messages": [many], "max_tokens": 1}).status_code == 400
+    strict = Running(strict_fields=True)
+    try:
+        error = strict.post(CHAT, {"messages": [message], "max_tokens": 1}).json()["error"]
+        assert (error["param"], error["code"]) == ("messages.0.extra_field", "unknown_field")
+    finally:
+        strict.close()
+
+
+def test_a_client_that_chooses_an_engine_is_told_that_it_does_not(running: Running) -> None:
+    """No engine answers otherwise than another, and the one whose cache has the prompt answers sooner."""
+    found = running.post(CHAT, HI | {"max_tokens": 1}, headers={"x-data-parallel-rank": "1"}).json()
+    assert [warning["param"] for warning in found["warnings"]] == ["X-data-parallel-rank"]

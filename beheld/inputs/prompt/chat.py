@@ -19,6 +19,7 @@ from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs.fetch.fetch import is_data_url
 from beheld.inputs.media import embeds
+from beheld.inputs.prompt import embedded_prompt
 from beheld.inputs.prompt.documents import Pages
 from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError, check_counts, parse_cut_off
@@ -40,6 +41,10 @@ _MEDIA_TYPES = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
+# What a part of embeddings holds besides its type.
+_OF_EMBEDS = (embedded_prompt.DATA, "cache_control")
+# The fields of an assistant's reasoning. Templates read one of them, whichever a client sends.
+_REASONING = ("reasoning", "reasoning_content")
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # Keys that may hold the item, in parts named after the modality.
 _SOURCES = ("url", "path", "base64", "data")
@@ -48,13 +53,57 @@ _ARGUMENTS = JsonBounds()
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Embeddings in place of a text, as the user gave them.
+
+    Attributes:
+        value: what the part holds.
+        param: its field in errors.
+        optional: whether the template may leave it out, as it leaves out earlier reasoning.
+    """
+
+    value: Any
+    param: str
+    optional: bool
+
+
+class _Slots:
+    """Embeddings of a conversation, by the letters that stand for them."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self._stand_ins = stand_ins
+        self.by_letter: dict[str, Slot] = {}
+
+    def add(self, part: Mapping[str, Any], param: str, *, optional: bool) -> str:
+        """Return the letter for the embeddings of a part.
+
+        Raises:
+            PromptError: it holds none, or something else as well.
+        """
+        for name in part:
+            if name not in (*_OF_EMBEDS, "type"):
+                name = name[:64]
+                raise PromptError(
+                    f"A part of embeddings has no {name!r} besides.", "Leave it out.", param=f"{param}.{name}"
+                )
+        place = f"{param}.{embedded_prompt.DATA}"
+        if part.get(embedded_prompt.DATA) is None:
+            remedy = f'Write {{"type": "{embedded_prompt.KEY}", "{embedded_prompt.DATA}": ...}}.'
+            raise PromptError(f"{param} holds no embeddings.", remedy, param=place)
+        letter = self._stand_ins.slot()
+        self.by_letter[letter] = Slot(part[embedded_prompt.DATA], place, optional)
+        return letter
+
+
 @dataclass(frozen=True)
 class ParsedChat:
-    """Messages for a template, and their media in text order."""
+    """Messages for a template, and their media in text order. `slots` are their embeddings, by the letters for them."""
 
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaRef, ...]
     stand_ins: StandIns
+    slots: Mapping[str, Slot]
 
 
 @dataclass(frozen=True)
@@ -127,14 +176,15 @@ def read(
         raise PromptError(f"The arguments of tool calls: {error.reason}", error.remedy, param="messages") from error
     stand_ins = StandIns(_private_letters(messages))
     media: list[MediaRef] = []
+    slots = _Slots(stand_ins)
     out: list[Mapping[str, Any]] = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise PromptError(
                 f"Message {number} is not a mapping.", 'Write {"role": ..., "content": ...}.', param=_field(number)
             )
-        out.append(_message(message, number, form, control, stand_ins, media, limits))
-    return ParsedChat(tuple(_broken_across(out, control, stand_ins)), tuple(media), stand_ins)
+        out.append(_message(message, number, form, control, stand_ins, media, slots, limits))
+    return ParsedChat(tuple(_broken_across(out, control, stand_ins)), tuple(media), stand_ins, slots.by_letter)
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
@@ -180,6 +230,7 @@ def _message(
     control: ControlTokens,
     stand_ins: StandIns,
     media: list[MediaRef],
+    slots: _Slots,
     limits: MediaLimits,
 ) -> Mapping[str, Any]:
     role = message.get("role")
@@ -196,15 +247,27 @@ def _message(
             param=_field(number, "role"),
         )
     rest = {k: _extra(k, v, number) for k, v in message.items() if k not in ("role", "content")}
+    rest |= _reasoning(rest, number, slots)
     out = {"role": role, **sanitized(rest, control, stand_ins)}
     content = message.get("content")
     if isinstance(content, str) and (form.strings_too or not form.as_list):
         return {**out, "content": stand_ins.replace(content, control)}
     if content is None:
         return {**out, "content": content if "tool_calls" in message else ""}
-    parts = _parts(content, number, media, limits, form)
+    parts = _parts(content, number, media, slots, limits, form)
     safe = _replace_across(parts, control, stand_ins)
     return {**out, "content": _as_list(safe) if form.as_list else _as_string(safe, form)}
+
+
+def _reasoning(message: Mapping[str, Any], number: int, slots: _Slots) -> dict[str, Any]:
+    """Return the fields of a message's reasoning, each of which templates may read, with letters for embeddings."""
+    given = {name: message[name] for name in _REASONING if message.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value.get("type") == embedded_prompt.KEY:
+            given[name] = slots.add(value, _field(number, name), optional=True)
+    if len(given) == 1:
+        return dict.fromkeys(_REASONING, *given.values())
+    return given
 
 
 def _field(number: int, *path: str | int) -> str:
@@ -247,7 +310,9 @@ def _extra(name: str, value: Any, number: int) -> Any:
     return calls
 
 
-def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits, form: ChatForm) -> list[Part]:
+def _parts(
+    content: Any, number: int, media: list[MediaRef], slots: _Slots, limits: MediaLimits, form: ChatForm
+) -> list[Part]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
@@ -260,9 +325,9 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
     for index, part in enumerate(content, 1):
         where = _Spot(number, index)
         if isinstance(part, Pages):
-            parts += [_part(page, where, media, limits, form, part.place) for page in part]
+            parts += [_part(page, where, media, slots, limits, form, part.place) for page in part]
         else:
-            made = _part(part, where, media, limits, form)
+            made = _part(part, where, media, slots, limits, form)
             if isinstance(made, ItemPart) and media[-1].of_video is not None:
                 # The video's placeholder stands for both.
                 continue
@@ -271,7 +336,13 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
 
 
 def _part(
-    part: Any, where: _Spot, media: list[MediaRef], limits: MediaLimits, form: ChatForm, place: str | None = None
+    part: Any,
+    where: _Spot,
+    media: list[MediaRef],
+    slots: _Slots,
+    limits: MediaLimits,
+    form: ChatForm,
+    place: str | None = None,
 ) -> Part:
     """Return one part; an item's is added to `media`. `place` is the item's in errors, if it is not its own."""
     if isinstance(part, str):
@@ -286,6 +357,8 @@ def _part(
         if not isinstance(text, str):
             raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
         return text
+    if kind == embedded_prompt.KEY:
+        return slots.add(part, where.path, optional=False)
     described = _described(part, where, form)
     part = {name: value for name, value in part.items() if name not in form.described_by}
     ref = _media(part, kind, where, media, limits)
@@ -315,7 +388,7 @@ def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[st
 
 
 def _kind(part: Mapping[str, Any], where: _Spot) -> str:
-    known = {**_TEXT_TYPES, **_MEDIA_TYPES}
+    known = {**_TEXT_TYPES, **_MEDIA_TYPES, embedded_prompt.KEY: ""}
     kind = part.get("type")
     if kind is None:
         kind = next((name for name in known if name in part), None)

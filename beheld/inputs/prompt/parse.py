@@ -43,7 +43,7 @@ class ParsedPrompt:
         media: its items, in the given order within each modality.
         options: processor options of this request.
         salt: separates prefix caches.
-        embeds: the embeddings (tokens, hidden) that take the place of all ids; None if there are none.
+        embeds: the embeddings that take the place of ids.
         ends: whether the text gets the tokenizer's special tokens.
     """
 
@@ -52,7 +52,7 @@ class ParsedPrompt:
     media: tuple[MediaRef, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: bytes = b""
-    embeds: Any = None
+    embeds: tuple[embedded_prompt.EmbeddedRange, ...] = ()
     ends: bool = True
 
 
@@ -110,7 +110,8 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, 
     salted = b"" if salt is None else salt.encode()
     if prompt.get(embedded_prompt.KEY) is not None:
         tensor = embedded_prompt.tensor_of(prompt, info, limits)
-        return ParsedPrompt(None, embedded_prompt.fill(info, len(tensor)), salt=salted, embeds=tensor)
+        whole = (embedded_prompt.EmbeddedRange(0, tensor),)
+        return ParsedPrompt(None, embedded_prompt.fill(info, len(tensor)), salt=salted, embeds=whole)
     if (text is None) == (ids is None):
         raise PromptError('A prompt needs either "prompt" or "prompt_token_ids".', "Set exactly one of the two.")
     if text is not None and not isinstance(text, str):

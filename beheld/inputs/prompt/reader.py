@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -143,7 +143,7 @@ class PromptReader:
             # Before they are read, which may take much memory.
             self._checks.embedded_prompt(params)
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
-        if parsed.embeds is not None:
+        if parsed.embeds:
             self._checks.length(parsed.token_ids or (), (), ())
             return ReadPrompt(parsed.token_ids or (), parsed)
         self._checks.modalities(parsed.media)
@@ -388,6 +388,8 @@ class PromptReader:
         form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by)
         talk = chat.read(asked.messages, form, control, self._limits)
         self._checks.modalities(talk.media)
+        if talk.slots:
+            self._checks.embedded_prompt(params)
         rendered = self._templates.render(
             Rendering(
                 talk.messages,
@@ -401,6 +403,7 @@ class PromptReader:
             ),
             cancel,
         )
+        _check_slots(rendered, talk.slots)
         text, ids = self._tokenized(rendered, talk, self._most(params), adds=asked.add_special_tokens)
         shown = talk.stand_ins.restore(rendered if text is None else text.text)
         salt = b"" if asked.cache_salt is None else asked.cache_salt.encode()
@@ -415,9 +418,28 @@ class PromptReader:
         self._check_rendered(ids, parsed.media)
         if talk.media:
             self._check_barred(ids)
+        if talk.slots:
+            ids, placed = embedded_prompt.insert(ids, self._tensors(talk.slots), self._info)
+            parsed = replace(parsed, embeds=placed)
         return ReadPrompt(
             ids, parsed, text, None if asked.reasoning is None else reasoning_after(asked.reasoning, shown)
         )
+
+    def _slot_ids(self, letters: Iterable[str]) -> dict[str, int]:
+        """Return an id for each letter of embeddings, which no token has."""
+        first = max(self._info.vocab_size, self._info.num_ids)
+        return {letter: first + index for index, letter in enumerate(letters)}
+
+    def _tensors(self, slots: Mapping[str, chat.Slot]) -> dict[int, Any]:
+        """Return the embeddings of a conversation, by the ids that stand for them.
+
+        Raises:
+            PromptError, LimitError: their shape, type or width is wrong, or they are too large.
+        """
+        return {
+            token: embedded_prompt.checked(slots[letter].value, self._info, self._limits, slots[letter].param)
+            for letter, token in self._slot_ids(slots).items()
+        }
 
     def _check_continuing(self, asked: Chat) -> None:
         if not asked.continue_final_message:
@@ -490,7 +512,7 @@ class PromptReader:
             text = expand.edged_text(text, items, self._tokenizer.placeholder)
         if prompt.stand_ins is None:
             return self._tokenizer.encode(text, add_special_tokens=ends, most=most)
-        control = self._tokenizer.control()
+        control = self._tokenizer.control().with_slots(self._slot_ids(prompt.stand_ins.slots))
         around = self._tokenizer.ends() if ends else ((), ())
         if not len(prompt.stand_ins):
             whole = self._tokenizer.encode(text, add_special_tokens=ends, most=most)
@@ -644,6 +666,21 @@ class PromptReader:
         if isinstance(params, PoolingParams):
             return [*ids[: max(0, keep - len(after))], *after][:keep]
         return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+
+
+def _check_slots(rendered: str, slots: Mapping[str, chat.Slot]) -> None:
+    """Check that the template wrote each part of embeddings once.
+
+    Raises:
+        TemplateError: it did not.
+    """
+    for letter, slot in slots.items():
+        written = rendered.count(letter)
+        if written > 1 or not (written or slot.optional):
+            raise TemplateError(
+                f"The chat template wrote the embeddings of {slot.param} {written} times.",
+                or_engine="set a chat_template that writes them once",
+            )
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) -> Mapping[str, int]:

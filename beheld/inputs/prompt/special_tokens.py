@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class ControlTokens:
         strips: spelling -> whether the token strips blanks on its left and on its right.
         pieces: spellings of ordinary vocabulary pieces, which a tokenizer finds only where it splits text there.
         folded: spellings that are matched after normalization, so that other characters may spell them too.
+        slots: letters that stand for embeddings, which no tokenizer knows.
     """
 
     ids: Mapping[str, int]
@@ -47,6 +48,15 @@ class ControlTokens:
     strips: Mapping[str, tuple[bool, bool]]
     folded: frozenset[str]
     pieces: frozenset[str] = frozenset()
+    slots: frozenset[str] = frozenset()
+
+    def with_slots(self, id_by_letter: Mapping[str, int]) -> ControlTokens:
+        """Return the same tokens, with letters of StandIns.slot as further ones."""
+        if not id_by_letter:
+            return self
+        spelled = sorted((*self.ids, *id_by_letter), key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, spelled)))
+        return replace(self, ids={**self.ids, **id_by_letter}, pattern=pattern, slots=frozenset(id_by_letter))
 
     @classmethod
     def of(cls, tokenizer: Any, placeholders: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
@@ -124,14 +134,27 @@ class StandIns:
         self._by_text: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         self._any: re.Pattern[str] | None = None
+        self.slots: list[str] = []
+
+    def slot(self) -> str:
+        """Return a new character for something that is no text; restored texts are without it."""
+        letter = self._next()
+        self._texts[letter] = ""
+        self.slots.append(letter)
+        self._any = None
+        return letter
+
+    def _next(self) -> str:
+        found = next(self._free, None)
+        if found is None:
+            raise PromptError("The messages spell too many different control tokens.")
+        return found
 
     def of(self, text: str) -> str:
         """Return the character for `text`."""
         known = self._by_text.get(text)
         if known is None:
-            known = next(self._free, None)
-            if known is None:
-                raise PromptError("The messages spell too many different control tokens.")
+            known = self._next()
             self._by_text[text] = known
             self._texts[known] = text
             self._any = None
@@ -284,8 +307,10 @@ def encode_rendered(
         text = rendered[start:stop]
         # Normalization may turn other letters into tokens, so such tokenizers only receive what the template spells.
         # After a separate segment, an ordinary piece would be split as if a text began with it.
-        alone = text in control.pieces
-        if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
+        # Nor does a text begin after embeddings.
+        alone = text in control.pieces or text in control.slots
+        inner = bool(index) and rendered[slice(*pieces[index - 1][1:])] in control.slots
+        if not alone and (kind == "token" or not (inner or control.folded or stand_ins.within(text))):
             trusted += text
             continue
         ids += normal(trusted) if trusted else []

@@ -281,6 +281,7 @@ _NAMES: dict[str, Any] = {
     "ChatCompletionContentPartImageParam": dict,
     "ChatCompletionContentPartTextParam": dict,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
+    "_prev_minor_version": lambda: "0.32",
     "BatchRequestOutput": BatchRequestOutput,
     "MediaWithBytes": MediaWithBytes,
     "VLLMValidationError": UserError,

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -176,8 +177,14 @@ class _Forked:
                 os.setsid()
                 os.dup2(log, 1)
                 os.dup2(log, 2)
+                # pytest's own take the place of both.
+                sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
                 function(*words)
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
+                sys.__stderr__.flush()
                 os._exit(1)
 
     def poll(self) -> int | None:
