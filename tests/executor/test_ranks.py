@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -350,6 +352,33 @@ def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: 
         with pytest.raises(EngineDeadError, match=r"on one rank alone \(no memory here\)"):
             llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
         assert gone(pid)
+
+
+@pytest.mark.parametrize("more", [{}, STAGES], ids=["part", "stage"])
+def test_a_rank_that_gets_no_more_memory(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses it. A stage tells the others, and requests fail; a part of layers is waited for in a sum."""
+    monkeypatch.setattr(ranks, "FULL", {1})
+    prompts = [tiny.wrap("llama", "one two three")] * 8
+    with start(more=more) as llm:
+        pid = executor_of(llm)._ranks[0].process.pid
+        begun = time.monotonic()
+        found = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+        assert time.monotonic() - begun < 10.0
+        kind, said = (StepError, "earlier stage") if more else (EngineDeadError, "rank 1 alone .*can't allocate memory")
+        assert all(isinstance(output.error, kind) for output in found)
+        assert all(re.search(said, str(output.error)) for output in found), found[0].error
+        assert more or gone(pid)
+
+
+def test_a_rank_that_cannot_read_a_plan_has_failed() -> None:
+    """It cannot say so to the stage that waits for it."""
+    config = SimpleNamespace(device="cpu")
+    runner = SimpleNamespace(rows=SimpleNamespace(tables_GRN=()), config=config)
+    sent = list[Any]()
+    rank = Rank(runner, None, SimpleNamespace(send=sent.append), 3)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        rank.take(dataclasses.replace(packed(StepPlan(7, ())), slices=None))  # type: ignore[arg-type]
+    assert not sent
 
 
 HOSTS: dict[str, Any] = {"distributed_executor_backend": "ray"}
