@@ -164,6 +164,28 @@ def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: 
         LLM(str(tmp_path), dtype="float32", max_model_len=64, **more)
 
 
+@pytest.fixture(scope="module")
+def forked_engines() -> Iterator[None]:
+    """Engines side by side start quickly; their further ranks do not."""
+    with ranks.forked_engines():
+        yield
+
+
+BESIDE = [*((family, {}) for family in tiny.TINY), *((family, RANKS) for family in ON_FOUR)]
+
+
+@pytest.mark.skipif(not LONG, reason="the long form's; tests/api/test_data_parallel.py has one family")
+@pytest.mark.parametrize(("family", "more"), BESIDE)
+def test_engines_side_by_side_equal_transformers(forked_engines: None, family: str, more: dict[str, Any]) -> None:
+    """Whichever of them a request goes to, and if each of the two is shared by two ranks."""
+    options = cases.options(family, "cut") | {"device": "cpu", "data_parallel_size": 2} | more
+    with make(family, options) as llm:
+        asks = cases.mixed(family)
+        check(llm, family, asks)
+        check(llm, family, asks[::-1])
+        assert all(report.stats and report.stats.steps for report in llm.stats().engines)
+
+
 @pytest.mark.parametrize("family", WITH_EXPERTS)
 def test_experts_are_shared_out_whole(family: str) -> None:
     with make(family, cases.options(family, "cut") | RANKS | {"enable_expert_parallel": True}) as llm:
