@@ -332,7 +332,7 @@ class MultiExecutor:
                         raise TimeoutError
             except TimeoutError:
                 self._watchdog.end(
-                    EngineDeadError(f"A step failed on one rank alone ({first_line(error)}).", "Restart the engine.")
+                    EngineDeadError(f"A step failed on rank 0 alone ({first_line(error)}).", "Restart the engine.")
                 )
         if self._watchdog.cause is not None:
             raise self._watchdog.error() from error

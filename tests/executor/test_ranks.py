@@ -349,7 +349,7 @@ def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: 
 
         # The other rank waits for this one's sums.
         monkeypatch.setattr(executor._local.runner._adapter, "hidden", fails)
-        with pytest.raises(EngineDeadError, match=r"on one rank alone \(no memory here\)"):
+        with pytest.raises(EngineDeadError, match=r"on rank 0 alone \(no memory here\)"):
             llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
         assert gone(pid)
 
