@@ -276,6 +276,20 @@ def test_features_go_to_the_stage_with_towers_alone() -> None:
     assert {sent[number].encode[0].digest for number in (1, 2, 3)} == {item.digest}
 
 
+def test_a_plan_is_serialized_once_for_all_ranks() -> None:
+    sent = list[Any]()
+
+    def rank(number: int) -> RankProcess:
+        return RankProcess(number, SimpleNamespace(), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+
+    executor = of_stages(None, [rank(number) for number in (1, 2, 3)], quiet_watchdog())
+    executor.launch(StepPlan(7, (SeqSlice(0, 0, 3, ((5,),), 1),)))
+    assert len(sent) == 3
+    assert sent[0] is sent[1] is sent[2]
+    read = CODEC.decode(bytearray(b"".join(CODEC.encode(sent[0]))))
+    assert unpacked(read, 1).slices == (SeqSlice(0, 0, 3, ((5,),), 1),)
+
+
 def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     known = b"a" * 32
     first: Any = RankProcess(1, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
