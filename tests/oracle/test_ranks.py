@@ -18,7 +18,7 @@ from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOv
 from tests import census, ranks, tiny
 from tests.long import LONG
 from tests.lora import test_oracle as lora
-from tests.oracle import cases
+from tests.oracle import cases, test_axes
 from tests.oracle import test_whisper as whisper
 from tests.oracle.test_oracle import check, make
 
@@ -109,7 +109,8 @@ STAGED = (
     [
         (family, stages)
         for family in tiny.TINY
-        if family not in ("mllama", "florence2")
+        # So few layers of Gemma 4 are all in one stage; a deeper one is below.
+        if family not in ("mllama", "florence2", "gemma4")
         for stages in ({"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
     ]
     if LONG
@@ -128,6 +129,28 @@ def test_stages_equal_transformers(family: str, more: dict[str, Any]) -> None:
         asks = cases.mixed(family)[: None if LONG else 5]
         check(llm, family, asks)
         check(llm, family, asks[::-1])
+
+
+@torch.inference_mode()
+def test_layers_that_read_anothers_cache_are_in_its_stage(tmp_path: Path) -> None:
+    """As the later layers of Gemma 4 E2B, which read the caches of two earlier ones."""
+
+    def deeper(config: dict[str, Any]) -> dict[str, Any]:
+        text = config.get("text_config")
+        if text is None:
+            return config
+        kinds = ["sliding_attention", "full_attention"] * 3
+        return config | {"text_config": text | {"num_hidden_layers": 6, "layer_types": kinds}}
+
+    with pytest.raises(ConfigError, match="cannot be cut into 2 stages"):
+        make("gemma4", cases.ROOMY | RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2})
+    folder = tiny.reshaped("gemma4", tmp_path / "gemma4", deeper)
+    more = cases.ROOMY | RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with LLM(str(folder), dtype="float32", seed=0, disable_log_stats=True, **more) as llm:
+        stage = executor_of(llm)._local.runner._adapter.surgery.target.stage  # type: ignore[attr-defined]
+        assert stage.bounds in ((0, 1, 6), (0, 2, 6))
+        for ask in cases.mixed("gemma4")[:4]:
+            test_axes.same(llm, "gemma4", folder, ask)
 
 
 @torch.inference_mode()
