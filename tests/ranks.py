@@ -36,6 +36,8 @@ FAILING = set[int]()
 """Forked ranks with these numbers, of stages before the last, fail once: amid their third pass."""
 LOOPING = set[int]()
 """Forked ranks with these numbers never come back from their third step."""
+FULL = set[int]()
+"""Forked ranks with these numbers get no more memory from their third step on, and need some in each."""
 TOWERS_FAILING = set[int]()
 """Forked ranks with these numbers fail in each tower while the file `towers_fail` of the test's process is there."""
 
@@ -150,7 +152,7 @@ def forked() -> Iterator[None]:
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
         with ends:
-            kinds = {b"x": FAILING, b"y": TOWERS_FAILING, b"l": LOOPING}
+            kinds = {b"x": FAILING, b"y": TOWERS_FAILING, b"l": LOOPING, b"m": FULL}
             kind = next((kind for kind, numbers in kinds.items() if rank in numbers), b"f")
             socket.send_fds(control, [kind], [ends.fileno()])
         answer = control.recv(16)
@@ -203,6 +205,26 @@ def _loop_in_a_step() -> None:
     ModelRunner.launch = looping  # type: ignore[method-assign]
 
 
+def _run_out_of_memory() -> None:
+    import resource
+
+    import torch
+
+    from beheld.runner.runner import ModelRunner
+
+    launch, steps = ModelRunner._launch, itertools.count(1)
+
+    def full(self: ModelRunner, plan: Any) -> Any:
+        if next(steps) >= 3:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                held = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (held, held))
+            torch.empty(1 << 30, dtype=torch.uint8)
+        return launch(self, plan)
+
+    ModelRunner._launch = full  # type: ignore[method-assign]
+
+
 def _serve(descriptor: int) -> None:
     import importlib
 
@@ -238,6 +260,8 @@ def _serve(descriptor: int) -> None:
                     fail_in_towers(tests)
                 if command == b"l":
                     _loop_in_a_step()
+                if command == b"m":
+                    _run_out_of_memory()
                 if command == b"e":
                     os.setsid()
                     process.main(files[0])

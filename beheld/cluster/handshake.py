@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import selectors
 import socket
 import struct
 import time
+from collections.abc import Generator
 
 _MAGIC = b"bhl1"
 _HELLO = struct.Struct("<4sI16s")
 _NONCE, _DIGEST = 16, 32
-# A connection that is not proved by then is closed, so that it keeps no other one waiting.
+# A connection that is not proved by then is closed.
 _PROVED_S = 5.0
+# So many connections prove themselves at once; a further one closes the oldest, whose process would be done by then.
+_MAX_ARRIVALS = 64
 
 
 def new_token() -> bytes:
@@ -37,11 +41,64 @@ def _taken(end: socket.socket, size: int, until: float) -> bytes:
     while len(found) < size:
         # 0 would mean not to wait at all, which is another error.
         end.settimeout(max(0.001, until - time.monotonic()))
-        more = end.recv(size - len(found))
-        if not more:
-            raise ConnectionError("the other side has closed")
-        found += more
+        found += _some(end, size - len(found))
     return found
+
+
+def _some(end: socket.socket, most: int) -> bytes:
+    found = end.recv(most)
+    if not found:
+        raise ConnectionError("the other side has closed")
+    return found
+
+
+class _Arrival:
+    """A connection that has yet to prove that it knows the token; others are waited for meanwhile.
+
+    Attributes:
+        end: the connection.
+        until: when its time is up, by time.monotonic.
+    """
+
+    def __init__(self, end: socket.socket, token: bytes) -> None:
+        self.end, self.until = end, time.monotonic() + _PROVED_S
+        end.setblocking(False)
+        self._proof = self._proved(token)
+        next(self._proof)
+
+    def go_on(self) -> int | None:
+        """Read what has come; return the process's number once it is proved.
+
+        Raises:
+            OSError: it does not know the token, or has closed.
+        """
+        try:
+            next(self._proof)
+        except StopIteration as done:
+            number: int = done.value
+            return number
+        return None
+
+    def _proved(self, token: bytes) -> Generator[None, None, int]:
+        magic, number, client = _HELLO.unpack((yield from self._taken(_HELLO.size)))
+        if magic != _MAGIC:
+            raise ConnectionError("this is no process of beheld's")
+        server = secrets.token_bytes(_NONCE)
+        self.end.sendall(server + _proof(token, b"server", number, client, server))
+        proof = yield from self._taken(_DIGEST)
+        if not hmac.compare_digest(proof, _proof(token, b"client", number, client, server)):
+            raise ConnectionError("it does not know the token")
+        return int(number)
+
+    def _taken(self, size: int) -> Generator[None, None, bytes]:
+        found = b""
+        while len(found) < size:
+            yield
+            try:
+                found += _some(self.end, size - len(found))
+            except BlockingIOError:
+                continue
+        return found
 
 
 class Door:
@@ -54,35 +111,67 @@ class Door:
     def __init__(self, address: str, token: bytes) -> None:
         self._token = token
         self._listener = socket.create_server((address, 0), family=_family(address))
+        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
+        self._waiting = selectors.DefaultSelector()
+        self._waiting.register(self._listener, selectors.EVENT_READ)
+        # By descriptor, in the order in which they came.
+        self._arrivals: dict[int, _Arrival] = {}
 
     def accept(self, timeout_s: float) -> tuple[int, socket.socket] | None:
-        """Return the next process's number and its connection; None if none came, or it does not know the token."""
-        self._listener.settimeout(timeout_s)
+        """Return the next process's number and its connection; None if none has proved within the time that it is one.
+
+        A connection that says nothing, or does not know the token, keeps no other one waiting.
+        """
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
+            ends = min((each.until for each in self._arrivals.values()), default=until) - time.monotonic()
+            for key, _ in self._waiting.select(max(0.0, min(left, ends))):
+                arrival = self._arrivals.get(key.fd)
+                found = None if arrival is None else self._asked(arrival)
+                if found is not None:
+                    return found
+                if key.fileobj is self._listener:
+                    self._admit()
+            now = time.monotonic()
+            for each in [each for each in self._arrivals.values() if each.until <= now]:
+                self._let_go(each).close()
+        return None
+
+    def _admit(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except (TimeoutError, ConnectionError):
-            # Also who left again while it was waiting.
-            return None
-        until = time.monotonic() + _PROVED_S
+        except (BlockingIOError, ConnectionError):
+            # Who left again while it was waiting.
+            return
+        if len(self._arrivals) == _MAX_ARRIVALS:
+            self._let_go(next(iter(self._arrivals.values()))).close()
+        self._arrivals[end.fileno()] = _Arrival(end, self._token)
+        self._waiting.register(end, selectors.EVENT_READ)
+
+    def _asked(self, arrival: _Arrival) -> tuple[int, socket.socket] | None:
+        """Let a connection go on with its proof; return it once that is done."""
         try:
-            magic, number, client = _HELLO.unpack(_taken(end, _HELLO.size, until))
-            if magic != _MAGIC:
-                raise ConnectionError("this is no process of beheld's")
-            server = secrets.token_bytes(_NONCE)
-            end.sendall(server + _proof(self._token, b"server", number, client, server))
-            if not hmac.compare_digest(
-                _taken(end, _DIGEST, until), _proof(self._token, b"client", number, client, server)
-            ):
-                raise ConnectionError("it does not know the token")
+            number = arrival.go_on()
         except OSError:
-            end.close()
+            self._let_go(arrival).close()
             return None
+        if number is None:
+            return None
+        end = self._let_go(arrival)
         end.settimeout(None)
         return number, end
 
+    def _let_go(self, arrival: _Arrival) -> socket.socket:
+        self._waiting.unregister(arrival.end)
+        del self._arrivals[arrival.end.fileno()]
+        return arrival.end
+
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close what is not proved."""
+        for each in list(self._arrivals.values()):
+            self._let_go(each).close()
+        self._waiting.close()
         self._listener.close()
 
 

@@ -54,6 +54,7 @@ from beheld.parallel.meeting import Folder, Meeting
 from beheld.parallel.shared_items import owners_of, shares_items
 from beheld.parallel.stages import cuts
 from beheld.platform.registry import platform_of
+from beheld.sandbox.codec import Encoded
 from beheld.sandbox.link import Link, pair
 from beheld.utils import env, working_directory
 from beheld.utils.exit_hook import ExitHook
@@ -244,8 +245,10 @@ class MultiExecutor:
     def launch(self, plan: StepPlan) -> Handle | Later:
         """See Executor."""
         step = packed(plan)
+        # What is the same for all ranks is serialized once.
+        same = None if step.encode else Encoded(CODEC.encode(step))
         for each in self._ranks:
-            _tell(each, self._own_features(step, each.rank) if step.encode else step, self._watchdog)
+            _tell(each, same or self._own_features(step, each.rank), self._watchdog)
         self._watchdog.hangs.launched(plan.id, _positions(plan))
         if self._waits:
             self._later[plan.id] = later = Later(plan)
@@ -332,7 +335,7 @@ class MultiExecutor:
                         raise TimeoutError
             except TimeoutError:
                 self._watchdog.end(
-                    EngineDeadError(f"A step failed on one rank alone ({first_line(error)}).", "Restart the engine.")
+                    EngineDeadError(f"A step failed on rank 0 alone ({first_line(error)}).", "Restart the engine.")
                 )
         if self._watchdog.cause is not None:
             raise self._watchdog.error() from error

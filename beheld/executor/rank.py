@@ -149,8 +149,10 @@ class Rank:
         from beheld.runner.faults import let_go, loss_of
 
         device = torch.device(self._runner.config.device)
+        # An error here ends the rank: the other stages would wait for what it sends in this step.
+        plan = unpacked(message, self._num_groups)
         try:
-            self._runner.launch(unpacked(message, self._num_groups))
+            self._runner.launch(plan)
             # Nothing else reads how long towers ran here.
             self._runner.encoder.spent_s()
         except EngineDeadError:

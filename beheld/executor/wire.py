@@ -11,6 +11,7 @@ import dataclasses
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -195,20 +196,21 @@ CODEC = Codec(
 def packed(step: StepPlan) -> Step:
     """Return a plan as the other ranks need it."""
     rows, starts, stops, blocks, wanted, drafts = zip(*step.slices, strict=True) if step.slices else ((),) * 6
-    # Hardly any slice of a decode step has a new block.
+    # Hardly any slice of a decode step has a new block. A comparison takes half of the time of `any`.
+    none = ((),) * len(blocks[0]) if blocks else ()
     new = [
         (place, group, block)
         for place, groups in enumerate(blocks)
-        if any(groups)
+        if groups != none
         for group, own in enumerate(groups)
         for block in own
     ]
     return Step(
         step.id,
-        # Through an array, which takes a quarter of the time that NumPy takes for a tuple of integers.
-        np.frombuffer(array("i", (*rows, *starts, *stops, *wanted)), dtype=np.int32).reshape(4, -1),
+        # Through an array of unsigned integers, which takes half of the time that a signed one or NumPy takes.
+        np.frombuffer(array("I", (*rows, *starts, *stops, *wanted)), dtype=np.int32).reshape(4, -1),
         np.array(new, dtype=np.int32).reshape(-1, 3).T,
-        tuple((place, ids) for place, ids in enumerate(drafts) if ids),
+        tuple((place, ids) for place, ids in enumerate(drafts) if ids) if any(drafts) else (),
         tuple(admission._replace(params=_needed(admission.params)) for admission in step.admitted),
         step.encode,
         step.released,
@@ -239,5 +241,7 @@ def unpacked(step: Step, num_groups: int) -> StepPlan:
     drafts: list[tuple[int, ...]] = [()] * len(rows)
     for place, ids in step.drafts:
         drafts[place] = ids
-    slices = tuple(map(SeqSlice._make, zip(rows, starts, stops, blocks, wanted, drafts, strict=True)))
+    # As SeqSlice._make does, without a call of Python for each slice.
+    made = map(tuple.__new__, repeat(SeqSlice), zip(rows, starts, stops, blocks, wanted, drafts, strict=True))
+    slices = tuple(made)
     return StepPlan(step.id, slices, step.admitted, step.encode, step.released, step.forget)

@@ -40,6 +40,13 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16
 Buffer = bytes | memoryview
 
 
+class Encoded:
+    """A value that a codec has serialized, to be sent several times."""
+
+    def __init__(self, pieces: list[Buffer]) -> None:
+        self.pieces = pieces
+
+
 class Codec:
     """Serializes values and deserializes them.
 
@@ -57,11 +64,13 @@ class Codec:
         }
 
     def encode(self, value: Any) -> list[Buffer]:
-        """Serialize a value into the pieces of a body, to be sent one after another.
+        """Serialize a value, unless it is Encoded, into the pieces of a body, to be sent one after another.
 
         Raises:
             ConfigError: the value contains something that cannot leave the process, such as a function.
         """
+        if type(value) is Encoded:
+            return value.pieces
         buffers: list[Buffer] = []
         made = self._plain(value, buffers)
         head = _encoded({"value": made, "sizes": [len(buffer) for buffer in buffers]}).encode()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beheld.cluster import remote
+from beheld.cluster import handshake, remote
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.remote import Secrets, environment
 from beheld.core.errors import EngineDeadError
@@ -34,7 +34,7 @@ def meet(token: bytes, others: bytes) -> tuple[Any, list[Any]]:
 
     thread = threading.Thread(target=come)
     thread.start()
-    found = door.accept(5.0)
+    found = door.accept(5.0 if token == others else 1.0)
     thread.join()
     door.close()
     return found, made
@@ -87,22 +87,55 @@ def test_the_token_itself_is_never_sent() -> None:
     found[1].close()
 
 
-def test_whoever_only_connects_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.cluster import handshake
+def test_whoever_only_connects_keeps_nobody_waiting() -> None:
+    """Neither do many; who comes next is proved at once."""
+    door = Door("127.0.0.1", token := new_token())
+    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(8)]
+    ends = list[socket.socket]()
+    thread = threading.Thread(target=lambda: ends.append(connect("127.0.0.1", door.port, 3, token)))
+    thread.start()
+    began = time.monotonic()
+    found = door.accept(30.0)
+    assert time.monotonic() - began < handshake._PROVED_S
+    assert found is not None
+    assert found[0] == 3
+    thread.join()
+    door.close()
+    for each in (*silent, *ends, found[1]):
+        each.close()
 
+
+def test_more_connections_than_prove_themselves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is closed; who comes next is proved."""
+    monkeypatch.setattr(handshake, "_MAX_ARRIVALS", 4)
+    door = Door("127.0.0.1", token := new_token())
+    silent = [socket.create_connection(("127.0.0.1", door.port), 5.0) for _ in range(6)]
+    ends = list[socket.socket]()
+    thread = threading.Thread(target=lambda: ends.append(connect("127.0.0.1", door.port, 3, token)))
+    thread.start()
+    found = door.accept(30.0)
+    assert found is not None
+    assert silent[0].recv(1) == b""
+    assert len(door._arrivals) < 4
+    thread.join()
+    door.close()
+    for each in (*silent, *ends, found[1]):
+        each.close()
+
+
+def test_a_connection_that_says_nothing_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_PROVED_S", 0.05)
     door = Door("127.0.0.1", new_token())
-    with socket.create_connection(("127.0.0.1", door.port)):
-        assert door.accept(5.0) is None
+    with socket.create_connection(("127.0.0.1", door.port), 5.0) as end:
+        assert door.accept(0.5) is None
+        assert end.recv(1) == b""
     door.close()
 
 
-def test_whoever_speaks_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.cluster import handshake
-
+def test_whoever_speaks_slowly_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_PROVED_S", 0.5)
     door, left = Door("127.0.0.1", new_token()), threading.Event()
-    with socket.create_connection(("127.0.0.1", door.port)) as end:
+    with socket.create_connection(("127.0.0.1", door.port), 5.0) as end:
 
         def drip() -> None:
             for _ in range(handshake._HELLO.size - 1):
@@ -115,10 +148,9 @@ def test_whoever_speaks_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
 
         thread = threading.Thread(target=drip)
         thread.start()
-        began = time.monotonic()
-        assert door.accept(10.0) is None
         # All of it takes more than four seconds.
-        assert time.monotonic() - began < 3.0
+        assert door.accept(2.0) is None
+        assert not door._arrivals
         left.set()
         thread.join()
     door.close()

@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import random
+import typing
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from hypothesis import strategies as st
 
 from beheld.core.config import EngineArgs, MediaWork
 from beheld.core.errors import ConfigError, DecodeError, StepError
+from beheld.core.media import MediaReceipt
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Grammar, Pooling
+from beheld.core.params import Grammar, Pooling, Sampling
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import columns_of, events_of
-from beheld.engine.messages import Abort, Events, Submit
+from beheld.engine.messages import Abort, Events, Lost, Message, Prepared, Read, Reply, Submit
 from tests.fakes import fake_config, fake_item, fake_request, prompt_columns
 
 encode, decode = CODEC.encode, CODEC.decode
@@ -78,6 +81,35 @@ def test_malformed_rows_are_refused(row: Any) -> None:
     buffers = [b"\0" * (-(8 + len(body)) % 64), b"12345678", b"\0" * 56, b"123"]
     with pytest.raises(ValueError):
         decode(b"".join([len(body).to_bytes(8, "little"), body, *buffers]))
+
+
+# What an engine's side sends itself, and what `sent_message` takes out.
+HERE = {Prepared, Read, Lost, MediaReceipt}
+
+
+def held(hint: Any) -> set[type]:
+    """The classes with fields in an annotation."""
+    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
+        return {hint}
+    return {kind for part in typing.get_args(hint) for kind in held(part)}
+
+
+def test_all_classes_that_messages_hold_are_listed() -> None:
+    """A request whose parameters hold another would be refused by engines in processes alone."""
+    found = set[type]()
+    left: set[type] = {*typing.get_args(Message), *typing.get_args(Reply)} - HERE
+    # What modules import for their annotations alone.
+    unread = {"np": np}
+    assert Submit in left
+    assert Events in left
+    while left:
+        kind = left.pop()
+        found.add(kind)
+        hints = typing.get_type_hints(kind, localns=unread)
+        left |= {each for hint in hints.values() for each in held(hint)} - found - HERE
+    assert Sampling in found
+    listed = set(CODEC._classes.values())
+    assert {kind.__name__ for kind in found - listed} == set()
 
 
 def test_requests_with_media_come_back() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -274,6 +276,20 @@ def test_features_go_to_the_stage_with_towers_alone() -> None:
     assert {sent[number].encode[0].digest for number in (1, 2, 3)} == {item.digest}
 
 
+def test_a_plan_is_serialized_once_for_all_ranks() -> None:
+    sent = list[Any]()
+
+    def rank(number: int) -> RankProcess:
+        return RankProcess(number, SimpleNamespace(), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+
+    executor = of_stages(None, [rank(number) for number in (1, 2, 3)], quiet_watchdog())
+    executor.launch(StepPlan(7, (SeqSlice(0, 0, 3, ((5,),), 1),)))
+    assert len(sent) == 3
+    assert sent[0] is sent[1] is sent[2]
+    read = CODEC.decode(bytearray(b"".join(CODEC.encode(sent[0]))))
+    assert unpacked(read, 1).slices == (SeqSlice(0, 0, 3, ((5,),), 1),)
+
+
 def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     known = b"a" * 32
     first: Any = RankProcess(1, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
@@ -347,9 +363,36 @@ def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: 
 
         # The other rank waits for this one's sums.
         monkeypatch.setattr(executor._local.runner._adapter, "hidden", fails)
-        with pytest.raises(EngineDeadError, match=r"on one rank alone \(no memory here\)"):
+        with pytest.raises(EngineDeadError, match=r"on rank 0 alone \(no memory here\)"):
             llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
         assert gone(pid)
+
+
+@pytest.mark.parametrize("more", [{}, STAGES], ids=["part", "stage"])
+def test_a_rank_that_gets_no_more_memory(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses it. A stage tells the others, and requests fail; a part of layers is waited for in a sum."""
+    monkeypatch.setattr(ranks, "FULL", {1})
+    prompts = [tiny.wrap("llama", "one two three")] * 8
+    with start(more=more) as llm:
+        pid = executor_of(llm)._ranks[0].process.pid
+        begun = time.monotonic()
+        found = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+        assert time.monotonic() - begun < 10.0
+        kind, said = (StepError, "earlier stage") if more else (EngineDeadError, "rank 1 alone .*can't allocate memory")
+        assert all(isinstance(output.error, kind) for output in found)
+        assert all(re.search(said, str(output.error)) for output in found), found[0].error
+        assert more or gone(pid)
+
+
+def test_a_rank_that_cannot_read_a_plan_has_failed() -> None:
+    """It cannot say so to the stage that waits for it."""
+    config = SimpleNamespace(device="cpu")
+    runner = SimpleNamespace(rows=SimpleNamespace(tables_GRN=()), config=config)
+    sent = list[Any]()
+    rank = Rank(runner, None, SimpleNamespace(send=sent.append), 3)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        rank.take(dataclasses.replace(packed(StepPlan(7, ())), slices=None))  # type: ignore[arg-type]
+    assert not sent
 
 
 HOSTS: dict[str, Any] = {"distributed_executor_backend": "ray"}
