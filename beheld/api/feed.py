@@ -48,7 +48,7 @@ class Job:
     """One prompt to be answered.
 
     Attributes:
-        requests: LLM._requests of this prompt (api/llm.py): prepares it and returns one request per answer.
+        requests: PromptJobs.requests of this prompt: prepares it and returns one request per answer.
         light: preparing takes a fraction of a millisecond, all of it in the interpreter, so a thread would not help.
     """
 
@@ -66,7 +66,7 @@ class Run:
     Attributes:
         ids: of each.
         params: of all.
-        requests: LLM._run_requests of these prompts (api/llm.py): gives the request of each, or its error.
+        requests: PromptJobs.run_requests of these prompts: gives the request of each, or its error.
         kind: of the outputs.
     """
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from beheld.api import iterables, scoring
 from beheld.api.beam import beam_search
-from beheld.api.collectors import Params
-from beheld.api.feed import Job, Jobs, Reading, Run
+from beheld.api.feed import Job, Jobs
 from beheld.api.long_texts import DividedPrompts
 from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
-from beheld.api.per_prompt import check_enough, check_lengths, lengths_of, value_at
-from beheld.api.pools import has_grammar
+from beheld.api.per_prompt import check_lengths, lengths_of
+from beheld.api.prompt_jobs import PromptJobs, has_budget, is_ids, tokenization_of
 from beheld.api.run import OfflineRun
-from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both, start_processes
 from beheld.core.beams import BeamSearchOutput, BeamSearchParams, checked
 from beheld.core.config import EngineArgs
@@ -33,14 +27,12 @@ from beheld.core.outputs import (
     ScoringRequestOutput,
 )
 from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
-from beheld.core.request import LoRARequest, Request
+from beheld.core.request import LoRARequest
 from beheld.core.sleep import level_of, mode_of, parts_of
 from beheld.engine.ranks import LAUNCHED
 from beheld.engine.stats import EngineStats
-from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
-from beheld.inputs.prompt.reader import plain_form
+from beheld.inputs.pipeline import Chat, PromptType
 from beheld.inputs.prompt.template import text_of
-from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.inputs.sampling import option_checks
 from beheld.platform.room import check_room
 from beheld.text.reasoning import FORMATS, format_of, reasoning_of
@@ -48,11 +40,6 @@ from beheld.utils.gc_tuning import seldom_collected
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
-
-# The most plain prompts that are prepared together, and the most letters or token ids of all of them: no step begins
-# meanwhile.
-_RUN = 256
-_RUN_LETTERS = 1 << 18
 
 Messages = list[dict[str, Any]]
 
@@ -87,8 +74,10 @@ class LLM:
             engine = OwnEngine(setup.core)
             self._info, self._config = setup.info, setup.config
         self._run: OfflineRun | None = OfflineRun(engine, self._config)
-        # Incremented by whichever thread reads the prompts.
-        self._numbers = itertools.count()
+        pools_texts = self._info.pooler is not None and not self._info.modalities
+        self._jobs = PromptJobs(
+            self._inputs, self._config.seed, pools_texts=pools_texts, engine=lambda: self._live().engine
+        )
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -132,7 +121,7 @@ class LLM:
         common = tokenization_of(tokenization_kwargs)
         if mm_processor_kwargs is not None:
             common["mm_processor_kwargs"] = mm_processor_kwargs
-        jobs = self._jobs(items, sampling_params, lora_request, priority, common=common, grounding=grounding)
+        jobs = self._jobs.jobs(items, sampling_params, lora_request, priority, common=common, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -163,7 +152,7 @@ class LLM:
             (index of the prompt, its output) as each one finishes.
         """
         items = iterables.many(prompts)
-        jobs = self._jobs(items, sampling_params, _common_lora(lora_request), None)
+        jobs = self._jobs.jobs(items, sampling_params, _common_lora(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -203,9 +192,9 @@ class LLM:
             **tokenization_of(tokenization_kwargs),
         }
         given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
-        if any(_has_budget(one) for one in given):
+        if any(has_budget(one) for one in given):
             options["reasoning"] = self._reasoning(options["chat_template"], tools)
-        jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
+        jobs = self._jobs.jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def _reasoning(self, template: str | None, tools: Any) -> ReasoningFormat | None:
@@ -228,7 +217,9 @@ class LLM:
             grounding: as for `chat`; the last output has it.
             options: keywords of `chat` for the template and the processor.
         """
-        jobs = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options, grounding=grounding)
+        jobs = self._jobs.jobs(
+            [messages], sampling_params, _common_lora(lora_request), None, options, grounding=grounding
+        )
         (job,) = jobs.each
         assert isinstance(job, Job), "a conversation in a run"
         return self._live().stream(job)
@@ -333,14 +324,14 @@ class LLM:
         """Pool prompts, long texts in parts if the model does; outputs of runs are of this kind."""
         info = self._info.pooler
         if info is None or info.longest is None:
-            return self._all(self._jobs(items, params, lora, priority, kind=kind), use_tqdm, on_error)
+            return self._all(self._jobs.jobs(items, params, lora, priority, kind=kind), use_tqdm, on_error)
         prompts, most = list(items), self._config.max_model_len
         check_lengths(lengths_of(sampling_params=params, lora_request=lora, priority=priority), len(prompts))
         divided = DividedPrompts(
             prompts, params, info, most, self._inputs.ids_of_long, keep_errors=on_error != "raise"
         )  # fmt: skip
-        jobs = self._jobs(divided.parts, divided.params, divided.spread(lora), divided.spread(priority))
-        return divided.joined(self._all(jobs, use_tqdm, on_error), lambda: str(next(self._numbers)))
+        jobs = self._jobs.jobs(divided.parts, divided.params, divided.spread(lora), divided.spread(priority))
+        return divided.joined(self._all(jobs, use_tqdm, on_error), self._jobs.next_id)
 
     def embed(
         self,
@@ -548,159 +539,6 @@ class LLM:
             raise EngineDeadError("This LLM is closed.", "Make a new one.")
         return self._run
 
-    def _jobs(
-        self,
-        items: Iterable[Any],
-        params: Params | Sequence[Params] | None,
-        lora: LoRARequest | Sequence[LoRARequest | None] | None,
-        priority: int | Sequence[int] | None,
-        chat: Mapping[str, Any] | None = None,
-        *,
-        common: Mapping[str, Any] | None = None,
-        grounding: bool = False,
-        kind: Any = PoolingRequestOutput,
-    ) -> Jobs:
-        """One job per item, with its own or the common parameters.
-
-        Args:
-            chat: the fields of Chat if the items are conversations; None if they are prompts.
-            common: entries of every prompt.
-            kind: of the outputs of runs.
-        """
-        if params is None:
-            params = self.get_default_sampling_params()
-        for one in params if isinstance(params, list | tuple) else (params,):
-            if not isinstance(one, SamplingParams | PoolingParams):
-                raise ParamsError(
-                    f"sampling_params must be SamplingParams, not {type(one).__name__}.",
-                    "Write SamplingParams(temperature=0, ...).",
-                    param="sampling_params",
-                )
-        lengths = lengths_of(sampling_params=params, lora_request=lora, priority=priority)
-        if isinstance(items, Sequence):
-            check_lengths(lengths, len(items))
-
-        # Prompts to be pooled are many and brief.
-        if (
-            isinstance(items, list)
-            and len(items) > 1
-            and self._info.pooler is not None
-            and not self._info.modalities
-            and lora is None
-            and chat is None
-            and common is None
-        ):
-            return Jobs(self._runs(items, params, priority, kind), Reading.TAKER, len(items))
-
-        def each() -> Generator[Job, None, None]:
-            number = 0
-            with closing(iterables.each(items)) as source:
-                for index, item in enumerate(source):
-                    number = index + 1
-                    # The length of an iterator is known only after reading it.
-                    check_enough(lengths, number)
-                    own = value_at(params, index)
-                    # Without a budget, a grammar shapes the whole answer, its reasoning too.
-                    fields = dict(chat or {}) if _has_budget(own) else {**(chat or {}), "reasoning": None}
-                    prompt = with_entries(item, common) if chat is None else Chat(item, **fields)
-                    yield self._job(
-                        prompt,
-                        own,
-                        value_at(lora, index),
-                        value_at(priority, index) or 0,
-                        grounding=grounding,
-                    )
-            check_lengths(lengths, number)
-
-        return Jobs(each(), iterables.reading(items), iterables.length(items))
-
-    def _runs(self, items: list[Any], params: Any, priority: Any, kind: Any) -> Generator[Job | Run, None, None]:
-        """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `_jobs`."""
-        # An earlier call that was interrupted may have left ids, and the tokenizer may have changed since.
-        self._inputs.reader.read_ahead((), first=True)
-        index = 0
-        while index < len(items):
-            own = value_at(params, index)
-            stop, room = index, _RUN_LETTERS
-            while stop < min(len(items), index + _RUN):
-                size = _plain_size(items[stop])
-                if size is None or size > room or value_at(params, stop) is not own:
-                    break
-                stop, room = stop + 1, room - size
-            if stop == index or not isinstance(own, PoolingParams):
-                yield self._job(items[index], own, None, value_at(priority, index) or 0)
-                index += 1
-                continue
-            self._live()
-            names = list(map(str, itertools.islice(self._numbers, stop - index)))
-            urgent = [value_at(priority, place) or 0 for place in range(index, stop)]
-            prepare = partial(self._run_requests, items[index:stop], own, names, urgent)
-            yield Run(names, own, prepare, kind)
-            index = stop
-
-    def _run_requests(
-        self, prompts: list[Any], params: PoolingParams, names: list[str], priorities: list[int]
-    ) -> list[Request | Exception]:
-        """Prepare a run in the calling thread: the request of each prompt, or its error."""
-        arrival = time.monotonic()
-        try:
-            made: list[Any] = self._inputs.plain_run(prompts, params, names, priorities, arrival)
-        except Exception:
-            # Prepared alone, only the prompt at fault fails.
-            logger.debug("Prompts of a run are prepared one by one.", exc_info=True)
-            made = [None] * len(prompts)
-        for place, request in enumerate(made):
-            if request is None:
-                try:
-                    params.verify()
-                    order = RequestOrder(
-                        prompts[place], params, names[place], priority=priorities[place], arrival=arrival
-                    )
-                    made[place] = self._inputs.prepare(order)
-                except Exception as error:
-                    made[place] = error
-                    if isinstance(text := plain_form(prompts[place]), str):
-                        # It may have failed before its ids were asked for, which would be kept.
-                        self._inputs.reader.read_before(text)
-        return made
-
-    def _job(
-        self,
-        prompt: PromptType | Chat | Pair,
-        params: Params,
-        lora: LoRARequest | None,
-        priority: int,
-        *,
-        grounding: bool = False,
-    ) -> Job:
-        """A job with numbered answers; without a given seed, all answers differ."""
-        number = next(self._numbers)
-        self._live()
-        light = _is_light(prompt) and lora is None and not has_grammar(params)
-        prepare = partial(self._requests, number, prompt, params, lora, priority, grounding=grounding)
-        return Job(str(number), params, prepare, self._inputs.tokenizer, light)
-
-    def _requests(
-        self,
-        number: int,
-        prompt: PromptType | Chat | Pair,
-        params: Params,
-        lora: LoRARequest | None,
-        priority: int,
-        *,
-        grounding: bool,
-    ) -> list[Request]:
-        """Prepare one job in the calling thread: a request for each answer."""
-        params.verify()
-        base = seed_of(params, self._config.seed, number)
-        order = RequestOrder(
-            prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base, grounding=grounding
-        )
-        first = self._inputs.prepare(order)
-        if first.lora is not None:
-            self._live().engine.read_lora(first.lora)
-        return answers(first, params, base)
-
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[Any]:
         outputs = dict(seldom_collected(self._live().results(jobs, on_error, progress=use_tqdm)))
         return [outputs[index] for index in range(len(outputs))]
@@ -742,59 +580,7 @@ def _pooling_of(given: Any, task: str | None, keep: int | None) -> PoolingParams
 
 def _is_one(prompts: Any) -> bool:
     """True for a single prompt: a string, a dict, a conversation, or a list of token ids."""
-    return isinstance(prompts, str | dict | Chat) or _is_ids(prompts)
-
-
-def tokenization_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Check the tokenizer's options of a call.
-
-    Raises:
-        ParamsError: there are others than `add_special_tokens`, or that is neither true nor false.
-    """
-    for name, value in (given or {}).items():
-        if name != "add_special_tokens":
-            raise ParamsError(
-                f"tokenization_kwargs cannot say {name!r}.",
-                "It takes add_special_tokens; truncate_prompt_tokens is one of SamplingParams.",
-                param="tokenization_kwargs",
-            )
-        if not isinstance(value, bool):
-            raise ParamsError('"add_special_tokens" must be true or false.', param="tokenization_kwargs")
-    return dict(given or {})
-
-
-def with_entries(prompt: Any, common: Mapping[str, Any] | None) -> Any:
-    """A prompt with entries that all have; its own go first."""
-    if not common:
-        return prompt
-    if isinstance(prompt, Chat):
-        both = {**(common.get("mm_processor_kwargs") or {}), **(prompt.mm_processor_kwargs or {})}
-        return replace(prompt, mm_processor_kwargs=both or None)
-    if isinstance(prompt, Mapping):
-        both = {**(common.get("mm_processor_kwargs") or {}), **(prompt.get("mm_processor_kwargs") or {})}
-        return {**common, **prompt} | ({"mm_processor_kwargs": both} if both else {})
-    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, **common}
-
-
-def _is_ids(prompt: Any) -> bool:
-    """True for a list of token ids."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
-
-
-def _is_light(prompt: Any) -> bool:
-    """True for a prompt of token ids without media."""
-    if isinstance(prompt, Mapping):
-        return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
-    return _is_ids(prompt)
-
-
-def _plain_size(prompt: Any) -> int | None:
-    """The letters of a text or a pair, or the number of token ids; None of other prompts, and of long texts."""
-    prompt = plain_form(prompt)
-    if prompt is None:
-        return None
-    size = len(prompt.first) + len(prompt.second) if type(prompt) is Pair else len(prompt)
-    return size if size <= SHORT_TEXT else None
+    return isinstance(prompts, str | dict | Chat) or is_ids(prompts)
 
 
 def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
@@ -806,9 +592,3 @@ def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
             param="lora_request",
         )
     return lora
-
-
-def _has_budget(params: Params | None) -> bool:
-    """Whether the parameters bound the reasoning."""
-    budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
-    return budget is not None and budget >= 0

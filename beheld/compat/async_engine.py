@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.api.llm import tokenization_of, with_entries
+from beheld.api.prompt_jobs import tokenization_of, with_entries
 from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from beheld.api.feed import Job
-from beheld.api.llm import LLM, tokenization_of, with_entries
+from beheld.api.llm import LLM
+from beheld.api.prompt_jobs import tokenization_of, with_entries
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
@@ -293,7 +294,7 @@ class ScriptEngine:
             UserError, EngineError: it cannot run.
         """
         prompt = with_entries(prompt, tokenization_of(tokenization_kwargs))
-        job = self._llm._job(prompt, params, lora_request, priority)
+        job = self._llm._jobs.job(prompt, params, lora_request, priority)
         self._run.submit(Job(str(request_id), params, partial(_named, job, str(request_id)), job.tokenizer, job.light))
         return str(request_id)
 

@@ -1,4 +1,4 @@
-"""The only list of families: finds a family's folder by model type, architecture or processor class.
+"""The list of families: finds a family's folder by model type, architecture or processor class.
 
 The folders are the list. A family's facts are imported at its first look-up, each other section on first use. A family
 is identified by its package, "beheld.families.llava"; "" means none, with the defaults.

@@ -2,9 +2,9 @@
 
 transformers takes room for all weights in one piece before it reads them, since asking the driver weight by weight, in
 between, is slow. From one piece PyTorch gives nothing back to the driver until all of it is free: of the weights that
-are joined into others after loading (`fuse.py`), half of a model's, the memory would be lost to the KV cache.
-transformers asks for nothing where PyTorch already holds enough that is unused. So it is taken here before, all at
-once as well, but as one piece for each weight:
+are joined into others after loading (`models/surgery/joined.py`), half of a model's, the memory would be lost to the
+KV cache. transformers asks for nothing where PyTorch already holds enough that is unused. So it is taken here before,
+all at once as well, but as one piece for each weight:
 
     one piece      | q | k | v | o | gate | up | down | ...      q, k, v freed: the piece is still in use
     by weight      | q | k | v | o | gate | up | down | ...      q, k, v freed: three pieces that go back
