@@ -439,7 +439,7 @@ class Service:
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
-        self._note_args(ask.body, request)
+        ask = replace(ask, body=self._with_read_args(ask.body, request))
         plans = await self._planned(request, ask.body)
         ask = replace(ask, body=chat.without_inputs(ask.body))
 
@@ -526,7 +526,7 @@ class Service:
         self._note_effort(ask.body, request, "reasoning.effort")
         self._note_grammars(ask.body, request)
         self._note_priority(ask.body, request)
-        self._note_args(ask.body, request)
+        ask = replace(ask, body=self._with_read_args(ask.body, request))
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
