@@ -259,8 +259,11 @@ def _of_size(whole: Tensor, cut: Cut) -> Tensor:
 
 
 def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that a conversion to several of them may make besides the one that is named."""
-    if rule is None or len(rule.target_patterns) < 2:
+    """Return the parameters that a conversion to several of them may make besides the one that is named.
+
+    None where this rank does not load the module: other modules' parameters may have the same ends.
+    """
+    if rule is None or len(rule.target_patterns) < 2 or target not in known:
         return []
     first, *ends = _ends(rule)
     there = [target.replace(first, end) for end in ends] if first in target else []

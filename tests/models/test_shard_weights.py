@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
+from beheld.models import shard_weights
 from beheld.models.load import joined_slices, model_class_of
 from beheld.models.shard_weights import _shares_out, shard
 from tests import tiny
@@ -72,3 +74,13 @@ def test_an_operation_that_does_something_else_is_none_of_these() -> None:
 
     assert not _shares_out(Strange, 0, 1, 2, 2)
     assert not _shares_out(int, 0, 1, 2, 2)
+
+
+def test_a_conversion_of_a_module_that_is_not_loaded_says_nothing_of_others() -> None:
+    """On a stage without a tower, whose q, k and v are joined, layers of text with the same ends counted as converted."""
+    rule = SimpleNamespace(target_patterns=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"])
+    text = {f"text.layers.0.self_attn.{end}_proj.weight": torch.empty(0) for end in "qkv"}
+    tower = {f"tower.layers.0.self_attn.{end}_proj.weight": torch.empty(0) for end in "qkv"}
+    first, *others = tower
+    assert shard_weights._further_targets(rule, first, text | tower) == others
+    assert shard_weights._further_targets(rule, first, text) == []
