@@ -77,7 +77,7 @@ def test_an_operation_that_does_something_else_is_none_of_these() -> None:
 
 
 def test_a_conversion_of_a_module_that_is_not_loaded_says_nothing_of_others() -> None:
-    """On a stage without a tower, whose q, k and v are joined, layers of text with the same ends counted as converted."""
+    """On a stage without a tower, whose q, k and v are joined, layers with the same ends counted as converted."""
     rule = SimpleNamespace(target_patterns=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"])
     text = {f"text.layers.0.self_attn.{end}_proj.weight": torch.empty(0) for end in "qkv"}
     tower = {f"tower.layers.0.self_attn.{end}_proj.weight": torch.empty(0) for end in "qkv"}
