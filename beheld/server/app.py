@@ -62,6 +62,7 @@ from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.pooling_routes import POOLING_ROUTES
+from beheld.server.pooling_schema import Pooled
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
 from beheld.server.response_store import ResponseStore, Stored
@@ -71,7 +72,6 @@ from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Pooled,
     Sampled,
     StreamOptions,
     TokenizeRequest,

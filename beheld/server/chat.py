@@ -22,8 +22,10 @@ from beheld.server.errors import HttpError
 from beheld.server.json_pieces import SHORT, LongList
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.parser_plugins import add_format, marks_of
+from beheld.server.parts_schema import RefusalPart, ThinkingPart
+from beheld.server.pooling_schema import ScoredContent
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
-from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, ThinkingPart, TokenizeRequest
+from beheld.server.schema import ChatRequest, Message, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, TextChunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING

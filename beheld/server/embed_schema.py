@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from beheld.server import limits
-from beheld.server.schema import Name, Pooled, ScoredContent, Whole
+from beheld.server.body_schema import Name, Whole
+from beheld.server.pooling_schema import Pooled, ScoredContent
 
 _Texts = Annotated[list[str], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
 _Inputs = Annotated[list[ScoredContent], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]

@@ -11,15 +11,8 @@ from pydantic import BaseModel
 from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateParams, GenerateRequest, GenerativeScoringRequest
-from beheld.server.schema import (
-    ChatRequest,
-    ClassifyRequest,
-    DetokenizeRequest,
-    RerankRequest,
-    Sampled,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from beheld.server.pooling_schema import ClassifyRequest, RerankRequest, ScoreRequest
+from beheld.server.schema import ChatRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
 
 @dataclass(frozen=True)

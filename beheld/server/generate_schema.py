@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, Ids, Name, Pooled, SamplingFields, StreamOptions, Whole
+from beheld.server.body_schema import Body, Ids, Name, Whole
+from beheld.server.pooling_schema import Pooled
+from beheld.server.schema import SamplingFields, StreamOptions
 
 
 class GenerateParams(SamplingFields):

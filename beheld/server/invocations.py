@@ -9,16 +9,9 @@ from pydantic import BaseModel
 from beheld.core.pooling import PoolerInfo
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
+from beheld.server.pooling_schema import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from beheld.server.sagemaker_sessions import SessionRequest
-from beheld.server.schema import (
-    ChatRequest,
-    ClassifyRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
+from beheld.server.schema import ChatRequest, CompletionRequest
 
 # Names the adapter in place of `model`.
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"

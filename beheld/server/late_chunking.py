@@ -9,7 +9,7 @@ from typing import Any
 from beheld.core.outputs import PoolingRequestOutput
 from beheld.core.pooling import PoolerInfo
 from beheld.server.errors import HttpError
-from beheld.server.schema import EmbeddingRequest
+from beheld.server.pooling_schema import EmbeddingRequest
 
 _NAME = "late_chunking_params"
 

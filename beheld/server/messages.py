@@ -31,7 +31,8 @@ from beheld.server.messages_schema import (
     Turn,
 )
 from beheld.server.notes import Notes
-from beheld.server.schema import ChatRequest, Paged
+from beheld.server.parts_schema import Paged
+from beheld.server.schema import ChatRequest
 from beheld.server.stream import Chunk
 
 # The template variable of models whose reasoning can be switched.

@@ -8,18 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.schema import (
-    Body,
-    Effort,
-    FunctionName,
-    Name,
-    Number,
-    Paged,
-    Stop,
-    Variables,
-    Whole,
-    bounded_tools,
-)
+from beheld.server.body_schema import Body, Name, Number, Stop, Whole
+from beheld.server.parts_schema import Paged
+from beheld.server.schema import Effort, Variables
+from beheld.server.tools_schema import FunctionName, bounded_tools
 
 _CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
 # What blocks of answers hold that asks for nothing.

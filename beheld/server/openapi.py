@@ -13,19 +13,10 @@ from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling_routes import POOLING_ROUTES
+from beheld.server.pooling_schema import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
-from beheld.server.schema import (
-    ChatRequest,
-    ClassifyRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError, EngineError, LoRAMissingError, UserError
 from beheld.server.adapters import Adapters
+from beheld.server.body_schema import Body, Name
 from beheld.server.errors import HttpError
 from beheld.server.read import Reader
-from beheld.server.schema import Body, Name
 
 Handler = Callable[[Request], Awaitable[Response]]
 Table = list[tuple[str, str, Handler]]

@@ -23,7 +23,7 @@ from beheld.server.chat import ChunkHead, message_of, read_as, template_of
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import (
+from beheld.server.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
     Pooled,

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from beheld.server.embed_schema import EmbedRequest
-from beheld.server.schema import ClassifyRequest, EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, ScoreRequest
+from beheld.server.pooling_schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    Pooled,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 # Paths and the bodies that they read.
 POOLING_ROUTES: tuple[tuple[str, type[Pooled]], ...] = (

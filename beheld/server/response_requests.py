@@ -9,26 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from beheld.server import limits
+from beheld.server.body_schema import Body, Name, Whole, wrong
 from beheld.server.custom_tools import arguments_of, function_of, held_grammar, not_held
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
+from beheld.server.parts_schema import Detail, Paged
 from beheld.server.response_store import size_of
-from beheld.server.schema import (
-    Body,
-    ChatRequest,
-    Detail,
-    Effort,
-    Name,
-    Paged,
-    Reading,
-    SamplingFields,
-    StreamOptions,
-    Variables,
-    Whole,
-    bounded_tools,
-    wrong,
-)
+from beheld.server.schema import ChatRequest, Effort, Reading, SamplingFields, StreamOptions, Variables
+from beheld.server.tools_schema import bounded_tools
 from beheld.utils.bounded_json import exceeds
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}

@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field
 from starlette.responses import Response
 
+from beheld.server.body_schema import Body
 from beheld.server.errors import HttpError
-from beheld.server.schema import Body
 
 # Names the session of a request.
 SESSION = "X-Amzn-SageMaker-Session-Id"

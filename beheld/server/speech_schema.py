@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from beheld.server.body_schema import Body, Name, Number, Whole
 from beheld.server.errors import HttpError
 from beheld.server.multipart import Part
-from beheld.server.schema import Body, Name, Number, Whole
 
 _MAX_PROMPT = 16 << 10
 _SWITCHES = (

@@ -9,7 +9,8 @@ from typing import Any
 
 from beheld.core.params import FORCED_CALLS, StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import AllowedChoice, ChatRequest, Function, SeenCustom, Tool, ToolChoice
+from beheld.server.schema import ChatRequest
+from beheld.server.tools_schema import AllowedChoice, Function, SeenCustom, Tool, ToolChoice
 from beheld.text.tools import format_named
 
 

@@ -25,11 +25,11 @@ from beheld.core.config import EngineArgs
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.vllm_options import OPTIONS
-from beheld.server import schema
+from beheld.server import pooling_schema, schema
+from beheld.server.body_schema import Body
 from beheld.server.generate_schema import GenerateRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.response_requests import ResponsesRequest
-from beheld.server.schema import Body
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 HERE = Path(__file__).parent
@@ -56,16 +56,16 @@ REQUESTS: dict[str, type[Body]] = {
     "TokenizeCompletionRequest": schema.TokenizeRequest,
     "TokenizeChatRequest": schema.TokenizeRequest,
     "DetokenizeRequest": schema.DetokenizeRequest,
-    "EmbeddingCompletionRequest": schema.EmbeddingRequest,
-    "EmbeddingChatRequest": schema.EmbeddingRequest,
-    "PoolingCompletionRequest": schema.PoolingRequest,
-    "PoolingChatRequest": schema.PoolingRequest,
-    "ClassificationCompletionRequest": schema.ClassifyRequest,
-    "ClassificationChatRequest": schema.ClassifyRequest,
-    "RerankRequest": schema.RerankRequest,
-    "ScoreTextRequest": schema.ScoreRequest,
-    "ScoreDataRequest": schema.ScoreRequest,
-    "ScoreQueriesDocumentsRequest": schema.ScoreRequest,
+    "EmbeddingCompletionRequest": pooling_schema.EmbeddingRequest,
+    "EmbeddingChatRequest": pooling_schema.EmbeddingRequest,
+    "PoolingCompletionRequest": pooling_schema.PoolingRequest,
+    "PoolingChatRequest": pooling_schema.PoolingRequest,
+    "ClassificationCompletionRequest": pooling_schema.ClassifyRequest,
+    "ClassificationChatRequest": pooling_schema.ClassifyRequest,
+    "RerankRequest": pooling_schema.RerankRequest,
+    "ScoreTextRequest": pooling_schema.ScoreRequest,
+    "ScoreDataRequest": pooling_schema.ScoreRequest,
+    "ScoreQueriesDocumentsRequest": pooling_schema.ScoreRequest,
     "TranscriptionRequest": TranscriptionRequest,
     "TranslationRequest": TranslationRequest,
     "GenerateRequest": GenerateRequest,

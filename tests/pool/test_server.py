@@ -24,7 +24,7 @@ from beheld.compat.serial import MetadataItem, binary2tensor, decode_pooling_out
 from beheld.core.pooling import PoolerConfig
 from beheld.server import pooling
 from beheld.server.options import ServerOptions
-from beheld.server.schema import EmbeddingRequest
+from beheld.server.pooling_schema import EmbeddingRequest
 from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk

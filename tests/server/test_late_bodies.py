@@ -23,7 +23,7 @@ def test_of_all_bodies_a_start_makes_the_check_of_chats_alone() -> None:
         "print(json.dumps(sorted(sys.modules)))\n"
         "from unittest.mock import MagicMock\n"
         "import pydantic\n"
-        "from beheld.server import app, options, schema\n"
+        "from beheld.server import app, options, pooling_schema, schema, tools_schema\n"
         "def made(kind): return kind.__pydantic_complete__\n"
         "def below(kind): return [each for k in kind.__subclasses__() for each in (k, *below(k))]\n"
         "ours = [kind for kind in below(pydantic.BaseModel) if kind.__module__.startswith('beheld.')]\n"
@@ -33,7 +33,7 @@ def test_of_all_bodies_a_start_makes_the_check_of_chats_alone() -> None:
         "llm.config.max_model_len, llm.info.pooler = 64, None\n"
         "app.Service(llm, options.ServerOptions())\n"
         "assert made(schema.ChatRequest)\n"
-        "left = [schema.Message, schema.Tool, schema.EmbeddingRequest, schema.CompletionRequest]\n"
+        "left = [schema.Message, tools_schema.Tool, pooling_schema.EmbeddingRequest, schema.CompletionRequest]\n"
         "assert not any(map(made, left)), left"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from beheld.server import schema, serve
+from beheld.server import body_schema, schema, serve
 from beheld.server.options import ServerOptions
 from tests import tiny
 from tests.server.running import ENGINE, Running, talk
@@ -131,7 +131,7 @@ def test_89_long_lists_of_ids_are_checked_in_steps() -> None:
         return some
 
     ids = list(range(50_000))
-    assert schema._in_steps(ids, check) == ids
+    assert body_schema._in_steps(ids, check) == ids
     assert max(steps) < 20_000
     assert schema.CompletionRequest.model_validate({"prompt": ids}).prompt == ids
     with pytest.raises(ValidationError) as error:

@@ -12,7 +12,8 @@ import pytest
 from beheld.server.chat import message_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import Message, ScoredContent
+from beheld.server.pooling_schema import ScoredContent
+from beheld.server.schema import Message
 from tests.inputs import pipes
 from tests.server.running import Running, data_url
 

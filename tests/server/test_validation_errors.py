@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from beheld.server.errors import HttpError
+from beheld.server.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from beheld.server.read import checked
-from beheld.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from beheld.server.schema import ChatRequest, CompletionRequest, TokenizeRequest
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
