@@ -12,7 +12,7 @@ FAMILY = Family(
             "OmniASRForConditionalGeneration",
             "hf-audio/omniasr-llm-300m-v2",
             AUDIO,
-            "one audio per prompt; of raw samples, an embedding every 20 ms",
+            "one audio per prompt, which has a token of its language (`lang:eng_latn`, or `lang:auto`)",
             by_census=True,
         ),
     ),
