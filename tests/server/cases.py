@@ -152,7 +152,7 @@ CASES: dict[int, str] = {
     141: "requests in a row on each of hundreds of connections",
     142: "log-probabilities of many candidates, of many answers at once",
     143: "bodies that take far more memory than their bytes, as they are parsed or while they are answered",
-    144: "allowed token ids of a whole vocabulary, beside requests that come and go",
+    144: "allowed token ids of a whole vocabulary, while other requests come and go",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
