@@ -384,7 +384,21 @@ MINICPM_MARKS = (
 )
 
 
+APERTUS_MARKS = (
+    *("<|image|>", "<|audio|>", "<|image start|>", "<|image end|>", "<|image token|>", "<|image eol|>"),
+    *("<|audio start|>", "<|audio end|>"),
+)
 STEP_MARKS = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
+
+
+def _apertus_codes(model: Any) -> None:
+    """Fill the book of audio codes, which is no parameter, with states of a sound, so that other sounds differ."""
+    tokenizer = model.model.audio_tokenizer
+    book = tokenizer.quantizer.codebook.embed
+    sound = torch.from_numpy(tiny.sound(2.7 * 24000 / tiny.SOUND_RATE, 8)).float()
+    with torch.no_grad():
+        states = tokenizer.encoder(sound[None, None])[0].T
+    book.copy_(states[:: len(states) // len(book)][: len(book)])
 
 
 def _rotation(theta: float, part: float = 1.0) -> dict[str, Any]:
@@ -804,6 +818,58 @@ RECIPES: dict[str, Recipe] = {
             "image_wrapper_token": "<|image token|>",
         },
         alike=True,
+    ),
+    "apertus1p5": Recipe(
+        APERTUS_MARKS,
+        lambda ids: {
+            "audio_config": {
+                "model_type": "wavtokenizer_encoder",
+                "codebook_dim": 32,
+                "codebook_size": 32,
+                "hidden_size": 32,
+                "num_filters": 4,
+            },
+            "audio_token_id": ids["<|audio|>"],
+            # Behind the text's tokens, which alone the head rates, come those of images and those of audio.
+            "audio_token_offset": tiny.VOCAB + 16,
+            "image_token_id": ids["<|image|>"],
+            "image_token_offset": tiny.VOCAB,
+            "text_config": {**LANGUAGE, "output_vocab_size": tiny.VOCAB, "vocab_size": tiny.VOCAB + 48},
+            "vision_config": {
+                "attn_resolutions": [128],
+                "base_channels": 32,
+                "channel_multiplier": [1, 1, 1, 1, 1],
+                "codebook_size": 16,
+                "embed_dim": 32,
+                "latent_channels": 32,
+                "num_res_blocks": 1,
+            },
+        },
+        lambda tokenizer: transformers.Apertus1p5Processor(
+            transformers.Apertus1p5ImageProcessor(size={"min_pixels": 1024, "max_pixels": 8192}),
+            transformers.WavTokenizerFeatureExtractor(normalize_audio=True),
+            tokenizer,
+        ),
+        "<|image|>",
+        dict(
+            zip(
+                (
+                    "image_token",
+                    "audio_token",
+                    "boi_token",
+                    "eoi_token",
+                    "image_wrapper_token",
+                    "eol_token",
+                    "boa_token",
+                    "eoa_token",
+                ),
+                APERTUS_MARKS,
+                strict=True,
+            )
+        ),
+        audio="<|audio|>",
+        rate=24000,
+        settle=_apertus_codes,
     ),
     "gemma4_unified": Recipe(
         GEMMA_MARKS,

@@ -139,7 +139,31 @@ def _voxtral_asked(processor: Any, words: str, sounds: Any) -> tuple[dict[str, A
     return inputs, lambda: ids["input_ids"][0].tolist()
 
 
+_FRAMES = {"conv_kernel": [10, 8, 8], "conv_stride": [8, 8, 8]}
+
 RECIPES: dict[str, Recipe] = {
+    "omniasr": Recipe(
+        ("<extra_id_0>", "<extra_id_1>"),
+        lambda ids: {
+            "audio_config": {
+                "model_type": "omniasr_audio",
+                "conv_dim": [32] * 3,
+                **_FRAMES,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_attention_heads": 2,
+                "num_conv_pos_embedding_groups": 4,
+                "num_conv_pos_embeddings": 8,
+                "num_hidden_layers": 2,
+            },
+            "audio_token_id": ids["<extra_id_1>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+        },
+        lambda tokenizer: transformers.OmniASRProcessor(transformers.OmniASRFeatureExtractor(), tokenizer, **_FRAMES),
+        audio="<extra_id_1>",
+        # Its processor takes as many texts as sounds.
+        most=1,
+    ),
     "voxtral_realtime": Recipe(
         ("<s>", "[STREAMING_PAD]"),
         lambda ids: {

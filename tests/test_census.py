@@ -35,7 +35,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-SHORT = ["minicpmv4_6", "canary", "pix2struct", "t5gemma2", "instructblip"]
+SHORT = ["minicpmv4_6", "canary", "pix2struct", "t5gemma2", "instructblip", "apertus1p5"]
 FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, *SHORT]
 
 
@@ -70,6 +70,35 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
     # What a row says that it takes is asked about.
     recipe = census.RECIPES[kind]
     assert ("image" in row.modalities, "audio" in row.modalities) == (bool(recipe.image), bool(recipe.audio))
+
+
+@pytest.mark.skipif(not known("apertus1p5"), reason="transformers 5.24 has it first")
+def test_codes_are_chosen_in_float32_whatever_the_models_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels and samples of 16 bits would have other codes than those that the tokenizers read in transformers."""
+    from transformers.models.apertus1p5.modeling_apertus1p5 import Apertus1p5Model
+
+    recipe = census.RECIPES["apertus1p5"]
+    model, processor = census_media.make("apertus1p5", recipe, tmp_path)
+    asked = [media for media in census_media.questions(recipe) if len(media) == 1]
+    found: list[list[list[int]]] = []
+    for name in ("get_image_tokens", "get_audio_tokens"):
+        usual = getattr(Apertus1p5Model, name)
+
+        def told(*given: Any, usual: Any = usual) -> Any:
+            codes = usual(*given)
+            found.append([each.tolist() for each in codes])
+            return codes
+
+        monkeypatch.setattr(Apertus1p5Model, name, told)
+    for media in asked:
+        census_media.expected(model, processor, recipe, media)
+    wanted = found.copy()
+    room = {"dtype": "bfloat16", "max_num_seqs": 4, "num_gpu_blocks_override": 64, "max_num_batched_tokens": 512}
+    with LLM(model=str(tmp_path), **room, **census_media.options(recipe)) as llm:
+        # What the engine's self-test encodes is left out.
+        found.clear()
+        llm.generate([census_media.request(recipe, media) for media in asked], use_tqdm=False)
+    assert sorted(found) == sorted(wanted)
 
 
 REFUSED = {

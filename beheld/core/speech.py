@@ -86,13 +86,14 @@ class SpeechForm:
     Attributes:
         transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
             language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{code}" for its code, or
-            that of English; "{name:language }" for "language ", its name and the marker, or nothing; "{prompt}" in a
+            `unnamed`; "{name:language }" for "language ", its name and the marker, or nothing; "{prompt}" in a
             written prompt for the order's, which a family without it refuses. Empty where the
             chat template asks for the words of an audio without text.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
         written: whether the texts are whole prompts with a placeholder. Else they follow the audio in a conversation.
         codes: code of LANGUAGES -> the family's own code; empty if it has none of its own.
+        unnamed: the code that stands for no language; the family's own, if it has codes of its own.
         marker: stands between the language that the model writes first and the words; empty if it writes none.
         tokens: reads the tokens of a model that is asked by tokens, from its folder; else None.
         most_per_s: tokens of a transcript per second of its audio, its start token included, if the model's card bounds
@@ -104,6 +105,7 @@ class SpeechForm:
     window_s: float = 30.0
     written: bool = False
     codes: Mapping[str, str] = field(default_factory=dict)
+    unnamed: str = "en"
     marker: str = ""
     tokens: Callable[[Path], SpeechTokens] | None = None
     most_per_s: float | None = None
@@ -117,7 +119,7 @@ class SpeechForm:
         name = LANGUAGES.get(order.language, "")
         text = self.translate if order.translate else self.transcribe
         text = text.replace("{name:language }", f"language {name}{self.marker}" if name else "")
-        code = order.language or "en"
+        code = order.language or self.unnamed
         text = text.replace("{code}", self.codes.get(code, code))
         text = text.replace("{language}", f" in {name}" if name else "")
         text = text.replace("{lang:code}", f"lang:{order.language}" if name else "")

@@ -160,6 +160,7 @@ class FamilyInputs:
         few: modality in `counts` -> the most items in a prompt that are still processed as a lone one is; 1 if absent.
         layout: processor outputs that positions depend on.
         host_only: processor outputs that the model's towers do not take.
+        exact: processor outputs that stay as they are whatever the model's type; see FamilyModel.exact_features.
         call: runs the processor on one item; None for the default.
         places: modality -> the token that an item replaces in a prompt, or several tokens in a row, the first of which
             is not among the others; if its embeddings use another placeholder.
@@ -223,6 +224,7 @@ class FamilyInputs:
     few: Mapping[str, int] = field(default_factory=dict)
     layout: frozenset[str] = PLAIN_LAYOUT
     host_only: frozenset[str] = PLAIN_HOST_ONLY
+    exact: frozenset[str] = frozenset()
     call: Call | None = None
     places: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     embeds_all: frozenset[str] = frozenset()

@@ -111,6 +111,7 @@ class FamilyModel:
             says.
         positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
         host_features: features whose values its tower reads as Python numbers; they stay on the host.
+        exact_features: features that keep float32 whatever the model's type, because its tower computes in float32.
         packed: its tower's keywords, if it packs images; else None.
         packs_attention: whether its tower packs images, and calls attention with the cumulative lengths as its only
             special argument; see attention/tower.py.
@@ -141,6 +142,7 @@ class FamilyModel:
     repeats_positions: bool = False
     positions_by_kind: bool = False
     host_features: frozenset[str] = frozenset()
+    exact_features: frozenset[str] = frozenset()
     packed: PackedTower | None = None
     packs_attention: bool = False
     towers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -223,7 +223,7 @@ class HFAdapter:
             return self._cross.encode(items)
         out: list[Tensor | None] = [None] * len(items)
         # Copied to the device item by item: joining on the host would copy once more.
-        items = [replace(item, features={k: self._content(v) for k, v in item.features.items()}) for item in items]
+        items = [replace(item, features={k: self._content(k, v) for k, v in item.features.items()}) for item in items]
         for modality, indices, options in (self._family.combine or tower_calls.combine)(items):
             if modality == "embeds":
                 for i in indices:
@@ -250,7 +250,7 @@ class HFAdapter:
         places = ((self._core, "visual"), (self._core, "vision_tower"), (self.model, "vision_tower"))
         visual = next((getattr(part, place) for part, place in places if hasattr(part, place)), None)
         made = packed.keywords(self._family.packed, visual, options, self._upload) or {}
-        stays = self._family.host_features | made.keys()
+        stays = self._family.host_features | self._family.exact_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         known = inspect.signature(method).parameters
         if "pixel_values_videos" in moved and not known.keys() & {"pixel_values_videos", "args"}:
@@ -282,8 +282,10 @@ class HFAdapter:
     def _widened(self, embeds_EH: Tensor, extra_EW: Tensor | None) -> Tensor:
         return embeds_EH if extra_EW is None else torch.cat([embeds_EH, extra_EW.to(self.dtype)], dim=-1)
 
-    def _content(self, value: Any) -> Any:
-        return self._move(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+    def _content(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return self._upload(value) if name in self._family.exact_features else self._move(value)
 
     def _move(self, value: Any) -> Any:
         return tower_calls.moved(value, self._upload, self.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from beheld import AsyncLLM, SamplingParams
@@ -108,6 +110,7 @@ def test_what_a_model_cannot_do_is_refused() -> None:
     assert own.text(SpeechOrder()) == "</s>__eng__"
     with pytest.raises(ParamsError, match="The language 'zu' is not one"):
         check(SpeechOrder(language="zu"), own, None, "a model")
+    assert replace(own, unnamed="any").text(SpeechOrder()) == "</s>__any__"
     assert LANGUAGES["yue"] == "Cantonese"
 
 
@@ -198,3 +201,52 @@ def test_a_written_prompt_asks_voxtral() -> None:
                 await transcript(llm, SpeechOrder(translate=True), 0.5, None)
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(transformers, "OmniASRProcessor"), reason="transformers 5.24 has it first")
+def test_omniasr_is_asked_in_a_language_or_in_any(tmp_path: Path) -> None:
+    """Its words are those of transformers' `apply_transcription_request`, whose codes are the family's."""
+    from transformers.models.omniasr.processing_omniasr import ISO_639_1_TO_LANGUAGE
+
+    recipe = census.RECIPES["omniasr"]
+    spoken = ("<|lang:auto|>", "<|lang:deu_latn|>", "<s>")
+    recipe = replace(recipe, tokens=(*recipe.tokens, *spoken), named={"bos_token": "<s>", "unk_token": "<|endoftext|>"})
+    model, processor = census_media.make("omniasr", recipe, tmp_path)
+    processor.chat_template = _OMNIASR_TEMPLATE
+    wave = tiny.sound(0.9, 3)
+
+    def theirs(language: str | None) -> str:
+        inputs = processor.apply_transcription_request(wave, language=language, return_tensors="pt")
+        made = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+        ids = [
+            token for token in made[0, inputs["input_ids"].shape[1] :].tolist() if token != model.config.eos_token_id
+        ]
+        return str(processor.decode(ids, skip_special_tokens=True)).strip()
+
+    async def run() -> None:
+        options = {"dtype": "float32", "max_num_seqs": 4, "num_gpu_blocks_override": 64, "max_model_len": 512}
+        async with AsyncLLM(str(tmp_path), **options) as llm:
+            form, _ = llm.speech or (None, None)
+            assert form is not None
+            assert form.text(SpeechOrder(language="de")) == "<extra_id_1><extra_id_0><|lang:deu_latn|><s>"
+            assert form.text(SpeechOrder()) == "<extra_id_1><extra_id_0><|lang:auto|><s>"
+            shared = set(form.codes) & set(ISO_639_1_TO_LANGUAGE)
+            assert {code: form.codes[code] for code in shared} == {code: ISO_639_1_TO_LANGUAGE[code] for code in shared}
+            assert set(form.codes) - shared == {"jw"}
+            answers = []
+            for language in ("de", ""):
+                order, params = SpeechOrder(language=language), SamplingParams(temperature=0, max_tokens=8)
+                found = llm.transcribe((wave, tiny.SOUND_RATE), order, params)
+                answers.append("".join([piece.text async for piece in found]).strip())
+            assert answers == [theirs("de"), theirs(None)]
+            assert answers[0] != answers[1]
+
+    asyncio.run(run())
+
+
+# What the published one writes of an audio and its language; "auto" stands for any.
+_OMNIASR_TEMPLATE = (
+    "{%- for part in messages[0]['content'] if part['type'] == 'audio' %}<extra_id_1>{% endfor -%}<extra_id_0>"
+    "{%- set named = messages[0]['content'] | selectattr('type', 'equalto', 'language') | list -%}"
+    "{{ '<|lang:' + (named[0]['language'] if named else 'auto') + '|>' }}<s>"
+)

@@ -108,6 +108,7 @@ def test_what_is_not_heard_is_said() -> None:
         ((WAVE, True), "sampling rate must be a number"),
         ([(WAVE, 16000), None], "None"),
         ((WAVE[:0], 16000), "0 samples"),
+        ((WAVE[:7], 48000), "7 samples at 48000 Hz, none at 16000 Hz"),
         ((np.full(900, np.inf, np.float32), 16000), "finite"),
         (7, "int"),
         (b"RIFF", "not audio that can be read"),

@@ -174,7 +174,11 @@ def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
 
 
 def resampled(wave: Waveform, rate: int) -> Waveform:
-    """Return the waveform at another rate."""
+    """Return the waveform at another rate.
+
+    Raises:
+        DecodeError: it has so few samples that none is left at that rate.
+    """
     import av
     import numpy as np
 
@@ -184,6 +188,9 @@ def resampled(wave: Waveform, rate: int) -> Waveform:
     frame.sample_rate = wave.rate
     mixer = av.AudioResampler(format="flt", layout="mono", rate=rate)
     parts = [m.to_ndarray().reshape(-1) for m in [*mixer.resample(frame), *mixer.resample(None)]]
+    if not parts:
+        count = f"{wave.samples.size} {'sample' if wave.samples.size == 1 else 'samples'} at {wave.rate} Hz"
+        raise DecodeError(f"The audio is too short: {count}, none at {rate} Hz.", "Use a longer audio file.")
     lost = (*wave.lost, *_rate_lost(wave.rate, rate))
     return Waveform(np.concatenate(parts).astype(np.float32), rate, wave.given, lost)
 

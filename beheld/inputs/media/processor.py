@@ -373,7 +373,8 @@ class ItemProcessor:
             if name in self._family.host_only or name in dropped:
                 continue
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-            features[name] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+            cast = tensor.is_floating_point() and name not in self._family.exact
+            features[name] = (tensor.to(dtype) if cast else tensor).contiguous()
         placeholder = self._info.placeholder_ids[self._family.embedded_as.get(job.modality, job.modality)]
         everywhere = job.modality in self._family.embeds_all
         mask = tuple(everywhere or token == placeholder for token in ids)
