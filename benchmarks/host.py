@@ -103,7 +103,7 @@ def images(count: int, runs: int, width: int, height: int) -> None:
     stages: dict[str, list[float]] = {"prepare": [], "queue": [], "plan": []}
     for _ in range(runs + 1):
         marks = [time.process_time()]
-        jobs: list[Any] = list(llm._jobs(prompts, params, None, None).each)
+        jobs: list[Any] = list(llm._jobs.jobs(prompts, params, None, None).each)
         made = [job.requests() for job in jobs]
         marks.append(time.process_time())
         for job, requests in zip(jobs, made, strict=True):

@@ -137,8 +137,8 @@ class Preparation:
         """
         cancel = CancelToken()
         try:
-            async with self._pools.media_turns.turn(client):
-                return await self._run_in(self._pools.media, client, self._inputs.waveform, audio, cancel, client)
+            async with self._inputs.fetched_audio(audio, client) as opened, self._pools.media_turns.turn(client):
+                return await self._run_in(self._pools.media, client, self._inputs.waveform, opened, cancel, client)
         finally:
             cancel.cancel()
 

@@ -122,7 +122,7 @@ class PromptJobs:
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
     def _runs(self, items: list[Any], params: Any, priority: Any, kind: Any) -> Generator[Job | Run, None, None]:
-        """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `_jobs`."""
+        """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `jobs`."""
         # An earlier call that was interrupted may have left ids, and the tokenizer may have changed since.
         self._inputs.reader.read_ahead((), first=True)
         index = 0

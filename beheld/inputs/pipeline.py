@@ -487,6 +487,18 @@ class InputPipeline:
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
+    @asynccontextmanager
+    async def fetched_audio(self, source: Any, client: str) -> AsyncGenerator[Any, None]:
+        """Yield an audio, with bytes in place of another machine's URL; inside the block they have room.
+
+        Raises:
+            UserError: the model hears none, or it cannot be fetched.
+        """
+        ref = MediaRef("audio", source)
+        self._checks.modalities([ref])
+        async with self._fetcher.fetched([ref], client) as (fetched,):
+            yield fetched.source
+
     def waveform(self, source: Any, cancel: CancelToken, client: str = "") -> Any:
         """Return an audio's samples at the rate that the model hears: bytes of a file, a URL, a path, (samples, rate).
 

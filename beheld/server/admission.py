@@ -266,7 +266,8 @@ class Hold:
 
     Attributes:
         client: whose body it is.
-        size: its bytes.
+        size: its bytes, and what it takes parsed beyond these.
+        parsed: the latter.
         counted: the bytes that count.
         slow: whether it is checked in threads, because it is large or holds many objects.
     """
@@ -275,6 +276,7 @@ class Hold:
         self._admission = admission
         self.client = client
         self.size = 0
+        self.parsed = 0
         self.counted = 0
         self.slow = False
 
@@ -316,7 +318,9 @@ class Hold:
         Raises:
             HttpError: 503 if all bodies together are too large, or those of the client.
         """
-        self.grow(max(0, min(num_bytes, self._admission.most_held(self.client) - self.size)))
+        further = max(0, min(num_bytes, self._admission.most_held(self.client) - self.size))
+        self.grow(further)
+        self.parsed += further
 
     def resize(self, num_bytes: int) -> None:
         """Count `num_bytes` in all, until `release`.

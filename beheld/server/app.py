@@ -100,9 +100,9 @@ B = TypeVar("B", bound=BaseModel)
 _WARNED = "X-Without-Effect"
 # How long an answer waits for the engine's load.
 _REPORT_S = 0.2
-# What a prompt without a template has no use for.
 # vLLM's header that names an engine of several.
 _RANK = "X-data-parallel-rank"
+# What a prompt without a template has no use for.
 _OF_TEMPLATES = (
     *("tools", "reasoning_effort", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
     *("continue_final_message", "mm_processor_kwargs", "media_io_kwargs"),
@@ -286,8 +286,8 @@ class Service:
                 await self._starts.take(client)
                 response = await handler(request)
                 if notes.fields:
-                    self.metrics.accepted(notes.fields)
-                    response.headers[_WARNED] = ", ".join(notes.fields)
+                    self.metrics.accepted(notes.names)
+                    response.headers[_WARNED] = ", ".join(notes.names)
                 form = request.headers.get(load_report.FORMAT, "").upper()
                 if request.method == "POST" and form in load_report.FORMS:
                     await self._report_load(response, form)

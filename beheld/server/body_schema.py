@@ -110,7 +110,7 @@ class Body(BaseModel):
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known, 0.8 if cls.foreign else 0.6)
             if cls.foreign and not remedy and not notes.strict and len(notes.fields) < limits.MAX_NOTES:
-                notes.tell(name[:64], cls.foreign)
+                notes.tell(name[:64], cls.foreign, foreign=True)
                 silent.add(name)
                 continue
             remedy = remedy or "Leave it out."

@@ -218,7 +218,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), plan.beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times)
+        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times, stepwise=stepwise)
     outputs = llm.chat(
         messages,
         params,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+FOREIGN = "unknown_fields"
+
 
 class Notes:
     """The fields of one request that were accepted without effect.
@@ -15,10 +17,23 @@ class Notes:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self.fields: dict[str, str] = {}
+        self._foreign: set[str] = set()
 
-    def tell(self, name: str, words: str) -> None:
-        """Record a field; a second time changes nothing."""
+    def tell(self, name: str, words: str, *, foreign: bool = False) -> None:
+        """Record a field; a second time changes nothing.
+
+        Args:
+            foreign: the name is the client's own, and may be any text.
+        """
+        if name not in self.fields and foreign:
+            self._foreign.add(name)
         self.fields.setdefault(name, words)
+
+    @property
+    def names(self) -> list[str]:
+        """Names for headers and counters; one stands for all that clients made up."""
+        known = [name for name in self.fields if name not in self._foreign]
+        return [*known, FOREIGN] if self._foreign else known
 
     def warnings(self) -> list[dict[str, Any]]:
         """The answer's field `warnings`."""

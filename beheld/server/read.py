@@ -126,7 +126,7 @@ class Reader:
         return await self._in_thread(held, parse, *arguments)
 
     async def _in_thread(self, held: Hold, function: Callable[..., T], *arguments: Any) -> T:
-        if held.size > limits.LARGE_BYTES:
+        if held.size - held.parsed > limits.LARGE_BYTES:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._large, _undisturbed, function, *arguments)
         async with self._pool_turns.turn(held.client):

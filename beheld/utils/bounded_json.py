@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 _WINDOW = 1 << 20
 # Entries of a list that one step looks at.
 _ENTRIES = 1 << 14
+# Brackets of all texts that need no closer look.
+_FEW = 1 << 10
 # A text in quotes, perhaps to the end, or a sign outside of one.
 _PIECE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:(?P<closed>")|\\?\Z)|[\[\]{},]', re.DOTALL)
 # The backslashes before an escape that was cut off, which follows an even number of them.
@@ -151,13 +153,14 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> JsonCounts:
     """Refuse texts with too many parts in total, before parsing them; returns how many there are at most.
 
     Outside of strings a colon belongs to a key, a comma separates two values and a bracket opens a container. So this
-    counts these characters: first everywhere, since most texts hold few, and then only outside of strings.
+    counts these characters: first everywhere, since most texts hold few, and then only outside of strings, so that a
+    text that is JSON itself, such as a tool's result, counts as the one text that it is.
 
     Raises:
         JsonError: there are too many.
     """
     counts = _counts(texts)
-    if _excess(counts, bounds) is None:
+    if counts.containers <= _FEW and _excess(counts, bounds) is None:
         return counts
     outside = []
     left = 2 * (bounds.values + bounds.keys)

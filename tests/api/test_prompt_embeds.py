@@ -97,6 +97,24 @@ def test_what_is_refused(llm: LLM) -> None:
         LLM(str(tiny.checkpoint("qwen2_vl")), enable_prompt_embeds=True, **OPTIONS)
 
 
+def test_parts_are_opened_until_they_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand letters may be a tensor of a megabyte, and a body has room for thirty thousand of them."""
+    opened = []
+    real = embedded_prompt.checked
+
+    def checked(*given: Any) -> Any:
+        opened.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(embedded_prompt, "checked", checked)
+    with LLM(str(tiny.checkpoint("llama")), enable_prompt_embeds=True, **OPTIONS) as llm:
+        most = llm._config.max_model_len
+        part = {"type": "prompt_embeds", "data": looked_up("llama", [5] * (most // 4))}
+        with pytest.raises(PromptTooLongError):
+            llm.chat([{"role": "user", "content": [part] * 300}], use_tqdm=False)
+    assert len(opened) <= 5
+
+
 def test_a_client_sends_them() -> None:
     running = Running("llama", ENGINE | {"enable_prompt_embeds": True}, trust_templates=True)
     try:

@@ -203,7 +203,7 @@ def test_55_storm_of_loads_during_traffic(saved: list[str]) -> None:
         jobs = [(chance.choice(asks), chance.choice([None, *loras])) for _ in range(40)]
         core, run = llm._live().core, llm._live()
         prompts = (request("llama", ask) for ask, _ in jobs)
-        made = llm._jobs(list(prompts), params, [lora for _, lora in jobs], None)
+        made = llm._jobs.jobs(list(prompts), params, [lora for _, lora in jobs], None)
         found = {}
         for index, output in run.results(made, "raise"):
             found[index] = list(output.outputs[0].token_ids)
@@ -246,7 +246,7 @@ def test_an_adapter_that_is_gone_when_its_turn_comes_fails_alone(saved: list[str
         llm.llm_engine.remove_lora(2)
         prompts, loras = ["Hello"] * 3, [mine, other, None]
         run = llm._live()
-        made = llm._jobs(prompts, PARAMS, loras, None)
+        made = llm._jobs.jobs(prompts, PARAMS, loras, None)
 
         def deleting() -> Generator[Job, None, None]:
             yield next(made.each)

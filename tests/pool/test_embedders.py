@@ -175,9 +175,10 @@ def test_plain_texts_are_prepared_in_runs(llm: LLM, media: bool, monkeypatch: py
     texts = [brief[0], *(f"{number:02}{large[2:]}" for number in range(20)), long, *brief[1:]]
     if media:
         monkeypatch.setattr(llm._inputs, "_info", dataclasses.replace(llm._info, modalities=("image",)))
-        monkeypatch.setattr(llm, "_info", llm._inputs._info)
+        monkeypatch.setattr(llm._jobs, "_pools_texts", False)
     found = [
-        len(job) if isinstance(job, Run) else job.light for job in llm._jobs(texts, PoolingParams(), None, None).each
+        len(job) if isinstance(job, Run) else job.light
+        for job in llm._jobs.jobs(texts, PoolingParams(), None, None).each
     ]
     assert found == ([False] * len(texts) if media else [4, 4, 4, 4, 4, 1, False, 2])
 
@@ -196,7 +197,7 @@ WRONG: tuple[Any, ...] = (
 def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
     right: list[Any] = [TEXTS[0], [1, 2, 3], {"prompt": TEXTS[1]}, {"prompt_token_ids": [4, 5]}, TEXTS[3]]
     mixed = [prompt for pair in zip(right, WRONG, strict=False) for prompt in pair] + list(WRONG[len(right) :])
-    (run,) = llm._jobs(mixed[:8], PoolingParams(), None, None).each
+    (run,) = llm._jobs.jobs(mixed[:8], PoolingParams(), None, None).each
     assert isinstance(run, Run)
     outputs = llm.embed(mixed, on_error="return", use_tqdm=False)
     for prompt, output in zip(mixed, outputs, strict=True):

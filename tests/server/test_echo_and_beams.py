@@ -131,6 +131,21 @@ def test_beams_over_a_picture(running: Running, offline: LLM) -> None:
     running.idle()
 
 
+def test_a_stream_of_beams_has_their_log_probabilities(running: Running) -> None:
+    """More than are made at once; the stream ended with an error."""
+    messages = [{"role": "user", "content": "What is it?"}]
+    body = {"messages": messages, "n": 4, "max_tokens": 40, "use_beam_search": True, "ignore_eos": True}
+    body |= {"logprobs": True, "top_logprobs": 5}
+    whole = [choice["logprobs"]["content"] for choice in running.post(CHAT, body).json()["choices"]]
+    found: list[list[Any]] = [[] for _ in whole]
+    events = running.post(CHAT, body | {"stream": True}).text.split("\n\n")
+    assert events[-2] == "data: [DONE]"
+    for event in events[:-2]:
+        for choice in json.loads(event[6:])["choices"]:
+            found[choice["index"]] += (choice["logprobs"] or {}).get("content") or []
+    assert found == whole
+
+
 WORDS = ["yes", "no", "not so"]
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 3]}}, "required": ["n"]}
 

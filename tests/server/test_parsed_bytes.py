@@ -34,6 +34,9 @@ def test_signs_in_texts_may_count_but_never_beyond_the_bounds() -> None:
     bounds = JsonBounds(keys=10, containers=10, values=10)
     _, counts = parse_counted(json.dumps(["a, b: [c]"]), bounds)
     assert counts == JsonCounts(keys=1, containers=2, values=1)
+    # As many as a text may have that is JSON itself, such as a tool's result: it is one text.
+    _, counts = parse_counted(json.dumps([json.dumps([{}] * 2000)]), JsonBounds())
+    assert counts == JsonCounts(keys=0, containers=1, values=0)
     # Too many to be believed, so they are told apart.
     _, counts = parse_counted(json.dumps([",:[" * 20]), bounds)
     assert counts == JsonCounts(keys=0, containers=1, values=0)
@@ -45,6 +48,8 @@ def test_a_body_that_may_be_sent_is_read_however_many_parts_it_has() -> None:
     held.grow(1 << 19)
     held.grow_within(1 << 30)
     assert held.size == admission.most_held("a client")
+    # Which thread goes on with it depends on what came.
+    assert held.size - held.parsed == 1 << 19
     held.release()
     assert admission.held_bytes == 0
 

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from beheld.core.speech import LANGUAGES
+from beheld.inputs.fetch.fetcher import Fetcher
 from beheld.jobs import job
 from beheld.jobs.items import URLS
 from beheld.server.app import Service
@@ -97,6 +98,22 @@ def test_a_line_of_a_batch_says_where_its_audio_is(writing: Running, client: ope
         asked = json.dumps({**body, "response_format": shape}).encode()
         status, _, found = asyncio.run(job.post(app, PATH, asked))
         assert (status, found["text"]) == (200, form.text + more)
+
+
+def test_an_audio_of_a_link_is_fetched_as_media_of_chats_are(writing: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turns of hosts and clients, and in no thread that prepares: thirty slow links held up all other audio."""
+    fetched: list[Any] = []
+    real = Fetcher.fetched
+
+    def seen(self: Any, media: Any, client: str = "", reserve: Any = None) -> Any:
+        fetched.extend(ref.source for ref in media)
+        return real(self, media, client, reserve)
+
+    monkeypatch.setattr(Fetcher, "fetched", seen)
+    link = "data:audio/wav;base64," + base64.b64encode(SHORT).decode()
+    made = writing.post(PATH, {"model": "tiny", "file_url": link}, headers={"authorization": "Bearer key"})
+    assert made.status_code == 200
+    assert fetched == [link]
 
 
 def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:

@@ -247,6 +247,22 @@ def test_notes_of_an_agent_in_its_messages_are_accepted_and_named_once(running: 
         strict.close()
 
 
+def test_names_that_clients_make_up_are_in_the_warnings_alone(running: Running) -> None:
+    """A header takes no such text, and a counter for each would be kept for good."""
+    message = {"role": "user", "content": "x", "备注": "y", "a\r\nset-cookie: b": 1}
+    body = {"messages": [message], "max_tokens": 1}
+    made = running.post(CHAT, body)
+    assert made.status_code == 200
+    assert [one["param"] for one in made.json()["warnings"]] == ["备注", "a\r\nset-cookie: b"]
+    streamed = running.post(CHAT, body | {"stream": True})
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert made.headers["x-without-effect"] == streamed.headers["x-without-effect"] == "unknown_fields"
+    figures = running.get("/metrics").text
+    assert 'field="unknown_fields"' in figures
+    assert "备" not in figures
+    assert "cookie" not in figures
+
+
 def test_a_client_that_chooses_an_engine_is_told_that_it_does_not(running: Running) -> None:
     """No engine answers otherwise than another, and the one whose cache has the prompt answers sooner."""
     found = running.post(CHAT, HI | {"max_tokens": 1}, headers={"x-data-parallel-rank": "1"}).json()

@@ -434,12 +434,17 @@ class PromptReader:
         """Return the embeddings of a conversation, by the ids that stand for them.
 
         Raises:
-            PromptError, LimitError: their shape, type or width is wrong, or they are too large.
+            PromptError, LimitError: their shape, type or width is wrong, or they are too large, or too long together.
         """
-        return {
-            token: embedded_prompt.checked(slots[letter].value, self._info, self._limits, slots[letter].param)
-            for letter, token in self._slot_ids(slots).items()
-        }
+        found: dict[int, Any] = {}
+        count = 0
+        for letter, token in self._slot_ids(slots).items():
+            slot = slots[letter]
+            found[token] = embedded_prompt.checked(slot.value, self._info, self._limits, slot.param)
+            count += len(found[token])
+            # Before the next one is decoded: a few bytes may be a tensor of a megabyte.
+            self._checks.length(range(count), (), ())
+        return found
 
     def _check_continuing(self, asked: Chat) -> None:
         if not asked.continue_final_message:
