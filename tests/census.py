@@ -43,6 +43,8 @@ _MOST_WAITS = 10
 _ANSWER_TOKENS = 8
 # The prompts' lengths: within a step, several steps, beyond every window and chunk.
 _LENGTHS = (1, 5, 23, 40, 61)
+# Types that run at least, of all.
+LEAST_MEDIA, LEAST_TEXT = 110, 90
 _TOLERANCE = 1e-3
 _BLOCK = 8
 _LAYERS = 4
@@ -427,16 +429,21 @@ def main(kinds: list[str]) -> int:
     for module in ("beheld.engine.setup", "beheld.executor.local", "transformers.modeling_utils"):
         importlib.import_module(module)
     registry.families()
-    if not kinds or parts:
+    whole = not kinds
+    if whole or parts:
         kinds = known
     if parts:
         kinds = kinds[int(part) - 1 :: int(parts)]
+    media, running = media_types(), Counter[str]()
     for kind in kinds:
         found = apart(kind)
         counts[found.verdict] += 1
+        running["media" if kind in media else "text"] += found.verdict == "run"
         print(f"{found.verdict:8} {kind}{': ' if found.said else ''}{found.said}", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
-    return 1 if counts["broken"] else 0
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    print(f"{verdicts}; {running['media']} that read media run, and {running['text']} of text alone")
+    few = whole and (running["media"] < LEAST_MEDIA or running["text"] < LEAST_TEXT)
+    return 1 if counts["broken"] or few else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import fcntl
 import gc
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,8 @@ LASTING = (
     "tests/server/test_transcriptions.py",
 )
 
-# How much lower the priority of every process but the first is.
-NICE = 5
+# How much lower the priority of every process but the first is, which xdist calls so.
+NICE, FIRST = 5, "gw0"
 
 
 def next_scope(queued: Iterable[str], *, first: bool) -> str:
@@ -158,12 +158,17 @@ def next_scope(queued: Iterable[str], *, first: bool) -> str:
     return next((scope for scope in scopes if scope in LASTING), scopes[0])
 
 
+def first_of(nodes: Sequence[Any]) -> Any:
+    """The process whose priority is not lowered; the order of `nodes` is that in which they became ready."""
+    return next((node for node in nodes if node.gateway.id == FIRST), nodes[0])
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the cores to the first of several processes, whose tests wait for what they start until a deadline.
 
     So a process more than there are cores computes whenever the first one waits, and does not slow it down.
     """
-    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0":
+    if getattr(config, "workerinput", {"workerid": FIRST})["workerid"] != FIRST:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
@@ -182,7 +187,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path
 
         def _assign_work_unit(self, node: Any) -> None:
-            first = node is self.nodes[0]
+            first = node is first_of(self.nodes)
             self.workqueue.move_to_end(next_scope(self.workqueue, first=first), last=False)
             super()._assign_work_unit(node)
 

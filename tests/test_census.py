@@ -277,9 +277,19 @@ def test_the_status_tells_of_broken_ones(monkeypatch: pytest.MonkeyPatch, capsys
     verdicts = {"a": census.Finding("run"), "b": census.Finding("refused", "why")}
     monkeypatch.setattr(census, "apart", verdicts.__getitem__)
     assert census.main(["a", "b"]) == 0
-    assert capsys.readouterr().out == "run      a\nrefused  b: why\n1 refused, 1 run\n"
+    said = "1 refused, 1 run; 0 that read media run, and 1 of text alone"
+    assert capsys.readouterr().out == f"run      a\nrefused  b: why\n{said}\n"
     verdicts["c"] = census.Finding("broken", "how")
     assert census.main(["a", "c"]) == 1
+
+
+def test_the_status_tells_that_few_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "apart", lambda kind: census.Finding("run"))
+    assert census.main([]) == 0
+    media = census.media_types()
+    monkeypatch.setattr(census, "apart", lambda kind: census.Finding("refused" if kind in media else "run"))
+    assert census.main([]) == 1
+    assert census.main(["1/2"]) == 0
 
 
 def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.conftest import ALONE, LASTING, NICE, WAITING, next_scope, pytest_configure
+from tests.conftest import ALONE, LASTING, NICE, WAITING, first_of, next_scope, pytest_configure
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,3 +56,9 @@ def test_the_first_process_has_the_cores_before_the_others(monkeypatch: pytest.M
     assert lowered == []
     pytest_configure(cast(Any, SimpleNamespace(workerinput={"workerid": "gw1"})))
     assert lowered == [max(NICE, os.getpriority(os.PRIO_PROCESS, 0))]
+
+
+def test_the_first_process_is_the_same_whichever_is_ready_first() -> None:
+    nodes = [SimpleNamespace(gateway=SimpleNamespace(id=f"gw{number}")) for number in (1, 0, 2)]
+    assert first_of(nodes) is nodes[1]
+    assert first_of(nodes[::2]) is nodes[0]

@@ -9,6 +9,7 @@ from beheld.cluster.session import need_ray
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.executor.executor import Executor
+from beheld.utils import env
 from beheld.utils.log import get_logger
 
 LAUNCHED = "external_launcher"
@@ -50,9 +51,28 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
         need_ray(f"distributed_executor_backend='ray' with {asked} ranks", "distributed_executor_backend")
         return both
     platform = platform_of(device)
+    if platform.splits and env.ONE_GPU():
+        _check_one_gpu(args)
     if not platform.splits:
         return both if args.distributed_executor_backend == "mp" else (1, 1)
     return both if platform.num_devices >= asked else (1, 1)
+
+
+def _check_one_gpu(args: EngineArgs) -> None:
+    """Refuse what ranks cannot do that share a GPU."""
+    wrong = {
+        "pipeline_parallel_size": args.pipeline_parallel_size > 1,
+        "data_parallel_size": args.data_parallel_size > 1,
+        "enforce_eager": not args.enforce_eager,
+        "kv_cache_memory_bytes": args.kv_cache_memory_bytes is None,
+    }
+    for name, found in wrong.items():
+        if found:
+            raise ConfigError(
+                f"BEHELD_ONE_GPU puts the ranks of one engine on a GPU, and not with {name}={getattr(args, name)!r}.",
+                "Give tensor_parallel_size alone, enforce_eager=True and kv_cache_memory_bytes for each rank.",
+                param=name,
+            )
 
 
 def _check_stages(args: EngineArgs, info: ModelInfo) -> None:

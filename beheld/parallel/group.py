@@ -81,7 +81,7 @@ class RankGroup:
         self._connections: Connections | None = None
         self._near: HostSums | None = None
         self._peers: PeerSums | None = None
-        self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
+        self._peers_known = size == 1 or backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self.number = max(_groups, default=0) + 1

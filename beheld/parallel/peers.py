@@ -99,16 +99,16 @@ class PeerSums:
 
     def tried(self) -> bool:
         """Sum known numbers in each form; True if the sums are right. All ranks call this."""
-        count = 3000
-        right = self._tried(count)
+        right = self._tried(3000, 0)
         if self._ranks == 2:
-            # In all cases, for the other rank waits.
-            right &= self._tried(count + self._kernel.most_numbers(2, torch.float32.itemsize))
+            # Of more turns than there are slots. In all cases, for the other rank waits.
+            right &= self._tried(self._kernel.turn_numbers(torch.float32.itemsize) * 6 + 5, 1)
+            right &= self._tried(self._kernel.turn_numbers(torch.float32.itemsize) * 5 + 3, 2)
         return right
 
-    def _tried(self, count: int) -> bool:
-        x = torch.arange(count, dtype=torch.float32, device=self._device) + self._rank
-        wanted = self._ranks * torch.arange(count, dtype=torch.float32) + sum(range(self._ranks))
+    def _tried(self, count: int, first: int) -> bool:
+        x = torch.arange(count, dtype=torch.float32, device=self._device) + (self._rank + first)
+        wanted = self._ranks * (torch.arange(count, dtype=torch.float32) + first) + sum(range(self._ranks))
         self.sum_(x)
         done = platform_of(self._device).event()
         done.record()

@@ -191,3 +191,25 @@ def test_torchruns_processes_meet(group: str, tmp_path: Path) -> None:
             agreed_seed(2, 7)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"data_parallel_size": 2}, "data_parallel_size"),
+        ({"enforce_eager": False}, "enforce_eager"),
+        ({"kv_cache_memory_bytes": None}, "kv_cache_memory_bytes"),
+    ],
+)
+def test_ranks_that_share_a_gpu_need_to_know_how(
+    more: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cannot send to a stage, record sums by way of the host, or know what others leave of the memory."""
+    monkeypatch.setenv("BEHELD_ONE_GPU", "1")
+    right = {"tensor_parallel_size": 2, "enforce_eager": True, "kv_cache_memory_bytes": 2**28}
+    model = pipes.info(FAMILY)
+    assert ranks_of(EngineArgs(**right), model, "cuda") == (2, 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        ranks_of(EngineArgs(**right | more), model, "cuda")  # type: ignore[arg-type]
+    assert caught.value.param == param

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from beheld.parallel import peer_sum_kernel as kernel
@@ -90,14 +91,24 @@ def test_two_ranks_add_long_tensors_in_turns(dtype: torch.dtype, monkeypatch: py
         assert torch.equal(sums, (each[0].float() + each[1].float()).to(dtype).expand(2, -1)), count
 
 
-def test_waiting_ends_when_it_is_told() -> None:
-    """The other rank never comes."""
+def test_waiting_ends_when_it_is_told_and_nothing_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank never comes; a step's queued sums would each wait anew."""
+    monkeypatch.setattr(kernel, "_ASK_AFTER", tl.constexpr(64))
+    monkeypatch.setattr(kernel, "TURN_PROGRAMS", 1)
+    monkeypatch.setattr(kernel, "TURN_BYTES", 256)
     buffers = shared((2, kernel.buffer_bytes(2)), torch.uint8)
     bases = torch.tensor([buffer.data_ptr() for buffer in buffers])
 
     def work(_: int) -> None:
         epochs, stop = torch.zeros(kernel.PROGRAMS, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        turn_epochs = torch.zeros(kernel.TURN_PROGRAMS, dtype=torch.int32)
         kernel.sum_(torch.ones(5), bases, epochs, stop.data_ptr(), 0, 2)
+        kernel.sum_in_turns_(torch.ones(5), bases, turn_epochs, stop.data_ptr(), 0)
+        # These would wait without end.
+        stop.zero_()
+        for _ in range(3):
+            kernel.sum_(torch.ones(5), bases, epochs, stop.data_ptr(), 0, 2)
+            kernel.sum_in_turns_(torch.ones(500), bases, turn_epochs, stop.data_ptr(), 0)
 
     on_ranks(1, work)
 
