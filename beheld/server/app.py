@@ -463,7 +463,7 @@ class Service:
     ) -> Response:
         notes, held = request.state.notes, request.state.held
         body: Speech
-        if request.headers.get("content-type", "").startswith("application/json"):
+        if request.headers.get("content-type", "").lower().startswith("application/json"):
             body = await self._reader.read(request, link_kind, held, notes, lambda body: body)
         else:
             body = await self._reader.read_form(request, form_kind, held, notes)

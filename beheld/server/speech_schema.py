@@ -34,10 +34,10 @@ class SpeechFields(Body):
         "hotwords": ("",),
         "include": ([],),
         "to_language": ("en", "english"),
-        "vllm_xargs": ("{}",),
+        "vllm_xargs": ("{}", {}),
     }
     remedies: ClassVar[Mapping[str, str]] = {
-        "url": "Send the audio as file.",
+        "url": "Send the audio as file in a form, or its address as file_url in JSON.",
         "to_language": "Leave it out: translations are in English.",
     }
 
