@@ -17,7 +17,7 @@ from beheld.server.pooling_schema import ClassifyRequest, EmbeddingRequest, Pool
 from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
+from beheld.server.speech_schema import TranscriptionLink, TranscriptionRequest, TranslationLink, TranslationRequest
 
 
 class Invocation(
@@ -64,8 +64,8 @@ _OTHERS = {
     ("/v1/responses/{name}", "delete"): "Forget a stored response.",
     ("/v1/responses/{name}/cancel", "post"): "End a response.",
 }
-# Routes whose body is a form.
-_FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# Routes whose body is a form, and what it is as JSON.
+_FORMS = {"/v1/audio/transcriptions": TranscriptionLink, "/v1/audio/translations": TranslationLink}
 _GETS = {
     "/v1/responses/{name}": "A stored response.",
     "/v1/streams/{name}": "The events after Last-Event-ID of a stream that was cut.",
@@ -84,7 +84,7 @@ _REFUSALS = ("400", "401", "404", "405", "408", "410", "413", "415", "422", "431
 @cache
 def document() -> dict[str, Any]:
     """The document as plain JSON types."""
-    models = [(kind, "validation") for _, kind in _POSTS.values()]
+    models = [(kind, "validation") for kind in (*(kind for _, kind in _POSTS.values()), *_FORMS.values())]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Any] = {
         path: {"post": _operation(path, words, {"$ref": f"#/components/schemas/{kind.__name__}"})}
@@ -140,8 +140,11 @@ def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, 
     if "{name}" in path:
         made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
-        kind = "multipart/form-data" if path in _FORMS else "application/json"
-        made["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
+        content = {"application/json": {"schema": body}}
+        if path in _FORMS:
+            link = {"$ref": f"#/components/schemas/{_FORMS[path].__name__}"}
+            content = {"multipart/form-data": {"schema": body}, "application/json": {"schema": link}}
+        made["requestBody"] = {"required": True, "content": content}
     return made
 
 
