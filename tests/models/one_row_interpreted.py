@@ -263,9 +263,11 @@ def _compiled_by_rank(rank: int, text: Any, folder: Path, failing: dict[int, str
     patch.setattr(prepare, "text_model", lambda model: model)
     patch.setattr(prepare, "platform_of", lambda device: SimpleNamespace(one_row_kernels=True))
     found: list[int] = []
-    patch.setattr(
-        prepare, "compile_layers", lambda layers, changes, one_row=None, **more: found.append(len(one_row or {}))
-    )
+
+    def compiled(layers: Any, changes: Any, one_row: Any = None, **more: Any) -> None:
+        found.append(sum(layer in (one_row or {}) for layer in layers))
+
+    patch.setattr(prepare, "compile_layers", compiled)
     target: Any = SimpleNamespace(model=text, config=SimpleNamespace(device="cpu"), ranks=group)
     try:
         prepare._compile_text(target, Changes())

@@ -345,10 +345,10 @@ def test_a_trial_that_fails_on_one_rank_alone_leaves_no_rank_waiting(
         text.layers[0].self_attn.o_proj = SummedOverRanks(text.layers[0].self_attn.o_proj, group)
     watched, ends = one_row_layer._watched, dict[int, Any]()
 
-    def fails(text: Any, first: int) -> Any:
+    def fails(text: Any, first: int, **more: Any) -> Any:
         if any(text is texts[rank] for rank in failing):
             raise RuntimeError("no memory here")
-        return watched(text, first)
+        return watched(text, first, **more)
 
     def load(rank: int) -> None:
         try:

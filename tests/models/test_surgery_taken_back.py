@@ -84,7 +84,7 @@ def test_operations_of_a_gpu_are_taken_back(family: str, monkeypatch: pytest.Mon
     model = surgery.target.model.eval()
     before, weights = state(model), {k: v.detach().clone() for k, v in model.named_parameters()}
     object.__setattr__(surgery.target.config, "device", "cuda")
-    monkeypatch.setattr(prepare, "layers_of_forms", lambda text, forms, trial: {})
+    monkeypatch.setattr(prepare, "layers_of_forms", lambda text, forms, trial, **more: {})
     prepare.prepare(surgery, info)
     names = {operation.name for operation, changes in surgery.done if len(changes)}
     assert {"fused linears", "single-row linears", "LoRA", "layer numbers", "compiled text"} <= names
