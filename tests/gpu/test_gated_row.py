@@ -32,6 +32,7 @@ from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.recurrent_trial import trial_states
 from tests import tiny
+from tests.gpu.row_answers import same_answers
 from tests.gpu.test_one_row import check_in_a_graph
 
 DEVICE = torch.device("cuda")
@@ -96,29 +97,7 @@ def test_layers_by_our_kernels_are_the_originals() -> None:
 
 def test_an_engine_uses_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its greedy answers are those of the layers as compiled, in bfloat16."""
-    from beheld import LLM, SamplingParams
-
-    answers = []
     calls: list[int] = []
     plain = DeltaRowLayer.__call__
     monkeypatch.setattr(DeltaRowLayer, "__call__", lambda self, *a, **k: (calls.append(1), plain(self, *a, **k))[1])
-    for few in ("1", "0"):
-        monkeypatch.setenv("BEHELD_GATED_ROWS", few)
-        llm = LLM(str(tiny.checkpoint("qwen3_5")), dtype="bfloat16", max_num_seqs=4, gpu_memory_utilization=0.2)
-        try:
-            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
-            prompts = [{"prompt_token_ids": [5 + n * 7 % 90 for n in range(length)]} for length in (3, 40)]
-            answers.append([llm.generate([each], params, use_tqdm=False)[0].outputs[0] for each in prompts])
-            assert llm.stats().retried == 0
-        finally:
-            llm.close()
-        # The trial calls it, too; a captured pass calls it once for each layer.
-        assert bool(calls) == (few == "1")
-        calls.clear()
-    for one, other in zip(*answers, strict=True):
-        # Roundings differ, so an answer may leave the other where two tokens are nearly equal.
-        pairs = zip(one.token_ids, other.token_ids, strict=True)
-        same = next((place for place, pair in enumerate(pairs) if pair[0] != pair[1]), 24)
-        for first, second in zip(one.logprobs[: same + 1], other.logprobs[: same + 1], strict=True):
-            best, least = (max(each.logprob for each in step.values()) for step in (first, second))
-            assert abs(best - least) < 0.2
+    same_answers("qwen3_5", "BEHELD_GATED_ROWS", monkeypatch, calls)

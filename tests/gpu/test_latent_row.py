@@ -29,6 +29,7 @@ from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.route_row import use_row_routers
 from benchmarks.attention import BLOCK, metadata_of
 from tests import tiny
+from tests.gpu.row_answers import same_answers
 from tests.gpu.test_one_row import check_in_a_graph
 
 DEVICE = torch.device("cuda")
@@ -170,30 +171,9 @@ def _attend(made: LatentRowLayer) -> object:
 @pytest.mark.parametrize("family", ["glm4_moe_lite", "deepseek_v3"])
 def test_an_engine_uses_the_form(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its greedy answers are those of the layers as compiled, in bfloat16."""
-    from beheld import LLM, SamplingParams
-
-    answers = []
     calls: list[int] = []
     plain = TritonBackend.attend_latent_row
     monkeypatch.setattr(
         TritonBackend, "attend_latent_row", lambda self, *given: (calls.append(1), plain(self, *given))[1]
     )
-    for few in ("1", "0"):
-        monkeypatch.setenv("BEHELD_LATENT_ROWS", few)
-        llm = LLM(str(tiny.checkpoint(family)), dtype="bfloat16", max_num_seqs=4, gpu_memory_utilization=0.2)
-        try:
-            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
-            prompts = [{"prompt_token_ids": [5 + n * 7 % 90 for n in range(length)]} for length in (3, 40)]
-            answers.append([llm.generate([each], params, use_tqdm=False)[0].outputs[0] for each in prompts])
-            assert llm.stats().retried == 0
-        finally:
-            llm.close()
-        assert bool(calls) == (few == "1")
-        calls.clear()
-    for one, other in zip(*answers, strict=True):
-        # Roundings differ, so an answer may leave the other where two tokens are nearly equal.
-        pairs = zip(one.token_ids, other.token_ids, strict=True)
-        same = next((place for place, pair in enumerate(pairs) if pair[0] != pair[1]), 24)
-        for first, second in zip(one.logprobs[: same + 1], other.logprobs[: same + 1], strict=True):
-            best, least = (max(each.logprob for each in step.values()) for step in (first, second))
-            assert abs(best - least) < 0.2
+    same_answers(family, "BEHELD_LATENT_ROWS", monkeypatch, calls)

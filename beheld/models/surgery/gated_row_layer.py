@@ -33,7 +33,6 @@ from beheld.models.surgery.one_row_layer import (
     Attend,
     Norm,
     Seen,
-    SeenAttention,
     SeenRecurrence,
     activation_of,
     added_to,
@@ -41,8 +40,8 @@ from beheld.models.surgery.one_row_layer import (
     attended,
     named_norms,
     norm_of,
-    probed,
     rotates,
+    same_attention,
 )
 from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.recurrent_trial import changed, delta_mixer, trial_states
@@ -192,7 +191,7 @@ def gated_attention_form(layer: Any, trials: Sequence[Seen], trial: RankTrial) -
             both = [norm_of(each, from_one) for each in own_norms]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
         made = GatedAttentionRowLayer(before, first.product, heads, head_norms, o, mlp, *seen.asked)
-        same = [_same_attention(made, each, trial) for each in trials]
+        same = [same_attention(made, each, trial) for each in trials]
         if trial.agreed(all(same)):
             return made
     return None
@@ -225,18 +224,3 @@ def _same_states(made: DeltaRowLayer, layer: nn.Module, seen: Seen, trial: RankT
 
     with trial_states([layer], TritonDelta()):
         return agrees(call, seen, trial, taken, (seen.change, seen.inputs))
-
-
-def _same_attention(made: GatedAttentionRowLayer, seen: SeenAttention, trial: RankTrial) -> bool:
-    """Return whether this form gives attention and the next layer the same values as the original."""
-    taken: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
-        taken.append((q.clone(), k.clone(), v.clone()))
-        return probed(q, k, v, scale)
-
-    made.attend = attend
-    try:
-        return agrees(made, seen, trial, taken, (seen.query, seen.key, seen.value))
-    finally:
-        made.attend = attend_layer

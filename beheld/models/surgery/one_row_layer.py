@@ -282,7 +282,7 @@ def _form(kind: Callable[..., LayerT], layer: Any, trials: Sequence[Seen], trial
         # Ranks wait for each other in every trial, also after one that failed here.
         if not trial.agreed(made.computes()):
             continue
-        same = [_same(made, each, trial) for each in trials]
+        same = [same_attention(made, each, trial) for each in trials]
         if trial.agreed(all(same)):
             return made
     return None
@@ -335,8 +335,12 @@ def rotates(cos_sin: Any, seen: SeenAttention) -> bool:
     )
 
 
-def _same(made: OneRowLayer, seen: SeenAttention, trial: RankTrial) -> bool:
-    """Return whether this form gives attention and the next layer the same values as the original."""
+def same_attention(made: Any, seen: SeenAttention, trial: RankTrial) -> bool:
+    """Return whether a form gives attention and the next layer the same values as the original.
+
+    Args:
+        made: the form, whose `attend` stands for attention.
+    """
     taken: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
