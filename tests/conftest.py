@@ -49,6 +49,11 @@ def own_environment() -> Iterator[None]:
 # Folders whose tests mostly wait: for processes that they start, for time to pass, for a server's answer.
 WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "executor", "jobs", "sandbox", "server"))
 
+# Folders of which some tests bound seconds, within which other threads or processes have to answer.
+TIMED = tuple(
+    f"tests/{name}/" for name in ("api", "checkpoint", "encoders", "engine", "inputs", "parallel", "structured")
+)
+
 # Family -> the names that documents and users have for it: `pytest -k NAME` finds its tests by these, too.
 OTHER_NAMES = {
     "blip2": ("blip-2",),
@@ -75,13 +80,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour.
 
-    Where two cores are busy, other processes may answer later than a test waits: such a test has a second attempt. The
-    report names it and shows what failed.
+    Where two cores are busy, other threads and processes may answer later than a test waits: such a test has a second
+    attempt. The report names it and shows what failed. Tests of numbers have none.
     """
     for item in items:
         if LONG:
             item.add_marker(pytest.mark.timeout(7200))
-        elif item.nodeid.startswith(WAITING):
+        elif item.nodeid.startswith(WAITING + TIMED):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.conftest import ALONE, LASTING, NICE, WAITING, first_of, next_scope, pytest_configure
+from tests.conftest import ALONE, LASTING, NICE, TIMED, WAITING, first_of, next_scope, pytest_configure
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_folders_and_the_files_are_there() -> None:
-    assert all((ROOT / folder).is_dir() for folder in WAITING)
+    assert all((ROOT / folder).is_dir() for folder in WAITING + TIMED)
     assert all((ROOT / file).is_file() for file in (*LASTING, ALONE))
     # pytest knows the mark by its name alone; this file speaks of it, too.
     marked = [path for path in ROOT.glob("tests/**/test_*.py") if "pytest.mark.alone" in path.read_text("utf-8")]

@@ -107,13 +107,13 @@ def test_95_what_is_too_long_for_a_url_is_not_looked_at(tmp_path: Path) -> None:
 
     for url in ("http://127.0.0.1/", "https://127.0.0.1/?", "file:///", "/", "a/", "ftp://x/"):
         long = url + "a/" * (30 << 20)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         with pytest.raises(FetchError, match="the limit is 16384"):
             fetch(long, "image", rules)
         if "http" in url:
             with pytest.raises(FetchError, match="the limit is 16384"):
                 asyncio.run(fetched(long))
-        assert time.perf_counter() - begin < 0.2 * slowness()
+        assert time.thread_time() - begin < 0.2 * slowness()
 
 
 @pytest.mark.usefixtures("private")

@@ -181,10 +181,10 @@ def test_borders_are_searched_as_by_hand_and_soon() -> None:
         assert ours == found, (texts, spellings)
     many = {f"<unused{n}>": n for n in range(6000)}
     known = ControlTokens(many, re.compile("x"), {}, frozenset())
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert chat._crossings(["a"] * 24_000, known) == {}
     chat._crossings(["<unused1"] * 24_000, known)
-    assert time.perf_counter() - begin < 3.0
+    assert time.thread_time() - begin < 3.0
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["in one text", "across two"])
@@ -231,9 +231,9 @@ def test_93_letters_of_media_are_not_looked_at_for_stand_ins() -> None:
         assert made[-1] not in private
         assert talk.stand_ins.restore(made) == f"{private}<|im_end|>"
     media = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (64 << 20)}}]
-    begin = time.perf_counter()
+    begin = time.thread_time()
     chat.read([{"role": "user", "content": media}], form, control, MediaLimits())
-    assert time.perf_counter() - begin < 0.1 * slowness()
+    assert time.thread_time() - begin < 0.1 * slowness()
 
 
 @pytest.mark.case(106)
@@ -277,8 +277,8 @@ def test_many_messages_that_begin_spellings_are_looked_at_fast() -> None:
     form = chat.ChatForm(as_list=False, strings_too=True, placeholder=lambda modality, number: "")
     talk = [{"role": "user", "content": f"{'|im_end|>'[n % 9 :]} {n} <|im_"} for n in range(4096)]
     looks = 0
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert len(chat.read(talk, form, control, MediaLimits()).stand_ins) > 0
-    assert time.perf_counter() - begin < 0.5 * slowness()
+    assert time.thread_time() - begin < 0.5 * slowness()
     # "<", "<|", "<|i", "<|im" and "<|im_"; the tree of spellings; and their longest.
     assert looks < 12
