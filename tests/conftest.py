@@ -128,25 +128,39 @@ def one_at_a_time(request: pytest.FixtureRequest, turns: Turns | None) -> Iterat
 # It wants the machine for itself, so it comes when nothing else is left that could run meanwhile.
 ALONE = "tests/server/test_overload.py"
 
-# Files of few tests that take long. Others come by their number of tests, and one of these at the end would keep a
-# process at work when the others have none.
+# Files that take long for their number of tests, the longest first. Others come by their number of tests, and one of
+# these at the end would keep a process at work when the others have none.
 LASTING = (
+    "tests/compat/test_documents.py",
+    "tests/server/test_three_fronts.py",
     "tests/attention/test_triton.py",
-    "tests/engine/test_crowd.py",
-    "tests/engine/test_redone.py",
-    "tests/engine/test_retry.py",
-    "tests/engine/test_sentinel.py",
-    "tests/engine/test_soak.py",
-    "tests/examples/test_examples.py",
-    "tests/executor/test_ranks.py",
-    "tests/server/test_data_parallel.py",
-    "tests/server/test_fronts.py",
-    "tests/server/test_killable.py",
-    "tests/server/test_lifecycle.py",
-    "tests/server/test_operator.py",
-    "tests/server/test_process.py",
     "tests/server/test_soak.py",
+    "tests/server/test_lifecycle.py",
+    "tests/server/test_fuzz.py",
+    "tests/executor/test_ranks.py",
+    "tests/oracle/test_ranks.py",
+    "tests/server/test_fronts.py",
+    "tests/examples/test_examples.py",
+    "tests/quant/test_written_gguf.py",
+    "tests/server/test_killable.py",
     "tests/server/test_transcriptions.py",
+    "tests/server/test_data_parallel.py",
+    "tests/server/test_process.py",
+    "tests/cli/test_cli.py",
+    "tests/quant/test_rank_parts.py",
+    "tests/server/test_http_protocol.py",
+    "tests/engine/test_retry.py",
+    "tests/checkpoint/test_damaged.py",
+    "tests/verify/test_verify.py",
+    "tests/api/test_async_llm.py",
+    "tests/inputs/test_taken.py",
+    "tests/engine/test_sentinel.py",
+    "tests/server/test_documents.py",
+    "tests/server/test_operator.py",
+    "tests/engine/test_crowd.py",
+    "tests/sample/test_sampler.py",
+    "tests/engine/test_redone.py",
+    "tests/engine/test_soak.py",
 )
 
 # How much lower the priority of every process but the first is, which xdist calls so.
@@ -160,7 +174,7 @@ def next_scope(queued: Iterable[str], *, first: bool) -> str:
     """
     scopes = [scope for scope in queued if scope != ALONE] or list(queued)
     scopes = [scope for scope in scopes if scope.startswith(WAITING) == first] or scopes
-    return next((scope for scope in scopes if scope in LASTING), scopes[0])
+    return next((scope for scope in LASTING if scope in scopes), scopes[0])
 
 
 def first_of(nodes: Sequence[Any]) -> Any:

@@ -41,6 +41,8 @@ def test_what_lasts_comes_before_others_of_its_kind() -> None:
     assert next_scope(queued, first=True) == "tests/server/test_soak.py"
     assert next_scope(queued, first=False) == "tests/engine/test_soak.py"
     assert next_scope(queued[:2], first=True) == "tests/server/test_a.py"
+    # The longest first.
+    assert next_scope([*queued, "tests/server/test_three_fronts.py"], first=True) == "tests/server/test_three_fronts.py"
 
 
 def test_what_wants_the_machine_for_itself_comes_last() -> None:
