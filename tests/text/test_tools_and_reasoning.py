@@ -667,8 +667,8 @@ def is_linear(work: Callable[[int], Any]) -> bool:
         work(count)
         return time.process_time() - begin
 
-    # What takes the square of its length, and a quarter of a second for twice as much, takes longer than this.
-    if seconds(10_000) < 0.25 / 4:
+    # What takes the square of its length, and a quarter of a second for four times as much, takes longer than this.
+    if seconds(5_000) < 0.25 / 16:
         return True
     few, many = (min(seconds(count) for _ in range(3)) for count in (2_500, 20_000))
     return many < 8 * 3.0 * few
