@@ -1,14 +1,14 @@
 """Finds the rank that hangs: others wait for it, or it has been in one step for too long, or the devices stand still.
 
-A long prompt and a compiler are no hang. So ranks that do equal work are compared; where they cannot be, the limit
-grows with the number of positions under way, by many times what the slowest device takes for one. BEHELD_HANG_FACTOR
-multiplies all limits, for machines that something slows down.
+A long prompt and a compiler are no hang. So ranks that do equal work are compared, and hosts that compute count the
+layers that they begin; limits grow with the number of positions under way, by many times what the slowest device takes
+for one. BEHELD_HANG_FACTOR multiplies all limits, for machines that something slows down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from beheld.executor.progress import RankProgress
 
@@ -18,10 +18,14 @@ from beheld.executor.progress import RankProgress
 STUCK_S, COMPILING_S = 7.0, 90.0
 # The first rank waits for its device, and no rank's host has anything left to launch, for so long.
 DEVICE_S = 7.0
-# A host computes for so long in one step without beginning a collective, whether another rank waits for it or not.
+# A host compiles for so long in one step, or runs what users write, whether another rank waits for it or not.
 WORKING_S = 600.0
 # What is added for each position and embedding under way: on a device of its own, and on the host's cores.
 POSITION_S, HOST_POSITION_S = 0.01, 1.0
+# What is added for each position while the host's cores compute one layer: for the smallest one, by the square of the
+# hidden size, and at most. With 3,584, a layer's weights are 0.4 billion products and sums, and attention to 100,000
+# positions 1.6 billion; slow cores do 10 billion in a second.
+LAYER_POSITION_S, SQUARE_S, MOST_LAYER_POSITION_S = 0.02, 1.5e-8, 0.2
 # No device is more steps behind its host, which writes their inputs into few buffers in turn.
 _UNDER_WAY = 16
 
@@ -35,12 +39,15 @@ class Patience:
         position_s: further, for each position under way.
         alike: ranks do equal work on the host's cores, so nothing is added to `stuck_s`.
         factor: by which every limit is multiplied.
+        layer_position_s: for each position under way, for a host that computes a layer; None if a device of its own
+            computes them.
     """
 
     stuck_s: float
     position_s: float
     alike: bool
     factor: float = 1.0
+    layer_position_s: float | None = None
 
     @classmethod
     def of(cls, *, synchronous: bool, lockstep: bool, equal: bool = True, factor: float = 1.0) -> Patience:
@@ -56,8 +63,15 @@ class Patience:
             factor: how many times as long as on a machine that nothing slows down.
         """
         alike = synchronous and lockstep and equal
-        stuck_s = STUCK_S if alike else COMPILING_S
-        return cls(factor * stuck_s, factor * (HOST_POSITION_S if synchronous else POSITION_S), alike, factor)
+        stuck_s, position_s = STUCK_S if alike else COMPILING_S, HOST_POSITION_S if synchronous else POSITION_S
+        return cls(factor * stuck_s, factor * position_s, alike, factor, factor * position_s if synchronous else None)
+
+    def of_layers(self, hidden_size: int) -> Patience:
+        """Return that of ranks that count layers of this size."""
+        if self.layer_position_s is None:
+            return self
+        layer_s = min(MOST_LAYER_POSITION_S, LAYER_POSITION_S + SQUARE_S * hidden_size**2)
+        return replace(self, layer_position_s=self.factor * layer_s)
 
 
 class Hangs:
@@ -74,39 +88,52 @@ class Hangs:
         self._own, self._others, self._patience, self._lockstep = own, others, patience, lockstep
         # Since when the first rank has been in steps without a pause, as far as it was looked at.
         self._busy_since: float | None = None
-        # Positions of steps that may not have been computed yet, by the ids of their plans, and their sum.
-        self._positions: dict[int, int] = {}
-        self._under_way = 0
+        # Positions and embeddings of steps that may not have been computed yet, by the ids of their plans.
+        self._sizes: dict[int, tuple[int, int]] = {}
 
-    def launched(self, step: int, positions: int) -> None:
+    def count(self, hidden_size: int) -> None:
+        """Note that ranks count layers of this size from now on."""
+        self._patience = self._patience.of_layers(hidden_size)
+
+    def launched(self, step: int, positions: int, embeddings: int = 0) -> None:
         """Note that a step is under way; the thread of the steps calls it."""
-        self._positions[step] = positions
-        if len(self._positions) > _UNDER_WAY:
-            del self._positions[next(iter(self._positions))]
-        self._under_way = sum(self._positions.values())
+        # Other threads read it.
+        sizes = {**self._sizes, step: (positions, embeddings)}
+        if len(sizes) > _UNDER_WAY:
+            del sizes[next(iter(sizes))]
+        self._sizes = sizes
 
     def finished(self, step: int) -> None:
         """Note that the devices have finished this step and all before it; the same thread calls it."""
-        self._positions = {other: count for other, count in self._positions.items() if other > step}
-        self._under_way = sum(self._positions.values())
+        self._sizes = {other: size for other, size in self._sizes.items() if other > step}
 
     def found(self, now: float) -> str | None:
         """Return what hangs, in a sentence; None if nothing does."""
-        more_s = self._patience.position_s * self._under_way
-        stuck = self._in_one_step(now, more_s) or self._late(now, more_s) or self._late_on_device(now, more_s)
+        sizes, patience = self._sizes.values(), self._patience
+        positions, embeddings = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        more_s = patience.position_s * (positions + embeddings)
+        # What a tower's layer computes for an embedding, its size does not say.
+        layer_s = patience.position_s * embeddings + (patience.layer_position_s or 0.0) * positions
+        stuck = self._in_one_step(now, more_s, layer_s) or self._late(now, more_s) or self._late_on_device(now, more_s)
         if stuck is not None:
             return f"Rank {stuck.rank} is stuck in a step."
-        if self._all_in_one_collective(now, more_s):
+        exchange_s = (
+            more_s if patience.layer_position_s is None else patience.factor * POSITION_S * (positions + embeddings)
+        )
+        if self._all_in_one_collective(now, exchange_s):
             return "All ranks are in the same collective, which does not end."
         still_s = self._still_s(now)
         if still_s > self._patience.factor * DEVICE_S + more_s:
             return f"The devices have not finished a step {still_s:.0f} s after all ranks had launched it."
         return None
 
-    def _in_one_step(self, now: float, more_s: float) -> RankProgress | None:
-        """Return a rank whose host does not come back from a step."""
+    def _in_one_step(self, now: float, more_s: float, layer_s: float) -> RankProgress | None:
+        """Return a rank whose host does not come back from a step, or from a layer where these are counted."""
+        factor, counts = self._patience.factor, self._patience.layer_position_s is not None
+        usual_s = factor * STUCK_S + layer_s if counts else factor * COMPILING_S + more_s
         for each in (self._own, *self._others):
-            if each.works_since is not None and now - each.works_since > self._patience.factor * WORKING_S + more_s:
+            limit_s = factor * WORKING_S + more_s if each.unbounded else usual_s
+            if each.works_since is not None and now - each.works_since > limit_s:
                 return each
         return None
 
@@ -123,7 +150,8 @@ class Hangs:
         if self._busy_since is None:
             self._busy_since = now
         busy_since = self._busy_since
-        limit_s = self._patience.stuck_s + (0.0 if self._patience.alike else more_s)
+        long_s = self._patience.factor * COMPILING_S + more_s
+        limit_s = self._patience.stuck_s if self._patience.alike else long_s
         waits = [
             each
             for each in (own, *self._others)
@@ -135,22 +163,24 @@ class Hangs:
         late = [
             each
             for each in self._others
-            if now - max(each.entered_at, busy_since) > limit_s and (each.entered < reached or not self._lockstep)
+            if now - max(each.entered_at, busy_since) > (long_s if each.unbounded else limit_s)
+            and (each.entered < reached or not self._lockstep)
         ]
         if late:
             # Of stages, one may wait for another that does not come.
             return next((each for each in late if each.waits_since is None), late[0])
         if own.works_since is None or (self._lockstep and own.entered >= reached):
             return None
-        return own if now - own.works_since > self._patience.factor * COMPILING_S + more_s else None
+        return own if now - own.works_since > long_s else None
 
-    def _all_in_one_collective(self, now: float, more_s: float) -> bool:
+    def _all_in_one_collective(self, now: float, exchange_s: float) -> bool:
         """Whether ranks that begin the same collectives have all begun one, and none comes out.
 
         Such as one whose connection between hosts neither delivers nor breaks.
         """
         every = (self._own, *self._others)
-        limit_s = self._patience.stuck_s + more_s
+        counts = self._patience.layer_position_s is not None
+        limit_s = exchange_s + (self._patience.factor * STUCK_S if counts else self._patience.stuck_s)
         return (
             self._lockstep
             and len({each.entered for each in every}) == 1

@@ -222,7 +222,11 @@ class MultiExecutor:
 
             for each in ranks:
                 _tell(each, StartRank(each.rank, str(meeting), hf_class, hf_text, info, quiet, shrink), watchdog)
-            local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, groups=group))
+            runner = build_runner(hf_config, info, config, shrink=shrink, groups=group)
+            if platform.synchronous:
+                watchdog.clock.count(runner.adapter.layers())
+                watchdog.hangs.count(info.hidden_size)
+            local = LocalExecutor(runner)
             for each in ranks:
                 started = _answer(each, Started, watchdog, _START_S)
                 assert (started.max_model_len, started.capacity) == (local.config.max_model_len, local.capacity)
@@ -249,7 +253,7 @@ class MultiExecutor:
         same = None if step.encode else Encoded(CODEC.encode(step))
         for each in self._ranks:
             _tell(each, same or self._own_features(step, each.rank), self._watchdog)
-        self._watchdog.hangs.launched(plan.id, _positions(plan))
+        self._watchdog.hangs.launched(plan.id, *_size(plan))
         if self._waits:
             self._later[plan.id] = later = Later(plan)
             return later
@@ -443,9 +447,9 @@ class MultiExecutor:
             _tell(each, message, self._watchdog)
 
 
-def _positions(plan: StepPlan) -> int:
+def _size(plan: StepPlan) -> tuple[int, int]:
     """Return what a step computes: positions, and embeddings of items."""
-    return sum(piece.stop - piece.start for piece in plan.slices) + sum(item.num_embeds for item in plan.encode)
+    return sum(piece.stop - piece.start for piece in plan.slices), sum(item.num_embeds for item in plan.encode)
 
 
 def _spawn(rank: int, config: EngineConfig) -> RankProcess:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
+
+from torch import nn
 
 from beheld.executor.wire import Beat
 from beheld.runner.device_wait import waits_since
+from beheld.utils import users_code
+
+# While one of these is at work, a thread compiles. Others of their packages are there while compiled code runs, too.
+_COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "triton.compiler.", "llvmlite.")
 
 
 class StepClock:
@@ -22,32 +30,60 @@ class StepClock:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._steps = 0
+        self._steps = self._layers = 0
         # The thread, while it is in a step.
         self._thread: int | None = None
+        self._unbounded = False
+
+    def count(self, layers: Iterable[nn.Module]) -> None:
+        """Count from now on how often one of these begins."""
+
+        def begin(*unused: Any) -> None:
+            self._layers += 1
+
+        for layer in layers:
+            layer.register_forward_pre_hook(begin)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Within the block, this thread carries out a step, or a part of one."""
-        before, self._thread = self._thread, threading.get_ident()
+    def step(self, *, unbounded: bool = False) -> Iterator[None]:
+        """Within the block, this thread carries out a step, or a part of one.
+
+        Args:
+            unbounded: nothing says how much there is to compute.
+        """
+        before = self._thread, self._unbounded
+        self._thread, self._unbounded = threading.get_ident(), unbounded
         self._steps += 1
         try:
             yield
         finally:
-            self._thread = before
+            self._thread, self._unbounded = before
 
     def beat(self) -> Beat:
         """Return what the other ranks are to know."""
         thread, collective = self._thread, self._group.waits_since
         device = None if thread is None else waits_since(thread)
         now = time.monotonic()
+        works = thread is not None and collective is None and device is None
         return Beat(
             self._group.entered,
             self._steps,
             None if collective is None else now - collective,
             None if device is None else now - device,
-            thread is not None and collective is None and device is None,
+            works,
+            self._layers,
+            works and (self._unbounded or (thread is not None and (users_code.runs(thread) or compiles(thread)))),
         )
+
+
+def compiles(thread: int) -> bool:
+    """Whether a compiler is at work in a thread."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @dataclass(eq=False)
@@ -56,30 +92,37 @@ class RankProgress:
 
     Attributes:
         entered: how many collectives it has begun; that number last changed at `entered_at`.
-        steps: how many steps it has begun.
+        steps, layers: how many steps it has begun, and layers.
         waits_since: since when it waits in a collective; None if it does not.
         device_since: since when it waits for its device; None if it does not.
-        works_since: since when its host computes, in one step and without beginning a collective; None if it does not.
+        works_since: since when its host computes without beginning a step, a layer or a collective; None if it does
+            not.
+        unbounded: its host computes what may take long whatever the step is.
         worked_at: when its host last computed.
     """
 
     rank: int
     entered: int = 0
     steps: int = 0
+    layers: int = 0
     waits_since: float | None = None
     device_since: float | None = None
     works_since: float | None = None
+    unbounded: bool = False
     entered_at: float = field(default_factory=time.monotonic)
     worked_at: float = field(default_factory=time.monotonic)
 
     def note(self, beat: Beat, now: float) -> None:
         """Take what the rank says."""
-        moved = (beat.entered, beat.steps) != (self.entered, self.steps)
+        begun = beat.entered, beat.steps, beat.layers
+        moved = begun != (self.entered, self.steps, self.layers)
         if beat.entered != self.entered:
             self.entered_at = now
-        self.entered, self.steps = beat.entered, beat.steps
+        self.entered, self.steps, self.layers = begun
         self.waits_since = None if beat.waits_s is None else now - beat.waits_s
         self.device_since = None if beat.device_s is None else now - beat.device_s
+        # What comes after such work has its own time.
+        moved, self.unbounded = moved or self.unbounded != beat.unbounded, beat.unbounded
         if not beat.works:
             self.works_since = None
             return

@@ -224,11 +224,14 @@ def _run(link: Link | StreamLink, address: str | None) -> None:
                 )
             hf_config = config_of(start.hf_class, start.hf_config)
             runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, groups=group)
+            if platform_of(start.config.device).synchronous:
+                clock.count(runner.adapter.layers())
             answers.send(Started(runner.config.max_model_len, runner.capacity))
             rank = Rank(runner, group, answers, start.rank)
             while not isinstance(message := link.receive(), CloseRank):
-                # An adapter that is read from a slow disk is no step.
-                with nullcontext() if isinstance(message, AddRankLoRA) else clock.step():
+                # An adapter that is read from a slow disk is no step. What items take that are tried, no plan says.
+                tries = isinstance(message, RankItems)
+                with nullcontext() if isinstance(message, AddRankLoRA) else clock.step(unbounded=tries):
                     rank.take(message)
         except BeheldError as error:
             answers.send(RankFailed(error))

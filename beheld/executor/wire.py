@@ -65,6 +65,8 @@ class Beat:
         entered, steps: how many collectives and steps it has begun.
         waits_s, device_s: seconds that it has waited in a collective, and for its device; None if it does not.
         works: whether its host computes.
+        layers: how many layers its host has begun.
+        unbounded: it computes what may take long whatever the step is: a compiler's work, or what a user wrote.
     """
 
     entered: int
@@ -72,6 +74,8 @@ class Beat:
     waits_s: float | None
     device_s: float | None
     works: bool
+    layers: int = 0
+    unbounded: bool = False
 
 
 @dataclass(frozen=True, eq=False)

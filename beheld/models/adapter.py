@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from beheld.attention.context import tail
 from beheld.attention.cross import CrossView
@@ -49,6 +49,9 @@ class ModelAdapter(Protocol):
     @property
     def widest(self) -> ModelInfo:
         """This rank's facts, with as many layers in each cache group as any stage of a pipeline has."""
+
+    def layers(self) -> list[nn.Module]:
+        """The layers of the text model and the towers, which a pass goes through one after another."""
 
     def capture_calls(self) -> None:
         """Capture tower calls with recurring sizes as CUDA graphs from now on."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from beheld.attention import packed
 from beheld.attention.context import current
@@ -30,6 +30,7 @@ from beheld.models.call_graphs import CallGraphs
 from beheld.models.pooling_head import head_of
 from beheld.models.surgery.linears import PackedLinear, PaddedLinear
 from beheld.models.surgery.operation import Surgery
+from beheld.models.surgery.parts import layers_of
 from beheld.models.surgery.staged import Seams
 from beheld.platform.registry import platform_of
 from beheld.quant.row_counts import padded_rows
@@ -90,6 +91,10 @@ class EncoderAdapter:
         text.set_attn_implementation(name)
         if text.config._attn_implementation != name:
             raise ModelError(f"{info.architecture} does not support AttentionInterface, so it cannot be run.")
+
+    def layers(self) -> list[nn.Module]:
+        """See ModelAdapter."""
+        return layers_of(self.model)
 
     def capture_calls(self) -> None:
         """Replay small passes of recurring sizes from now on."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from beheld.attention import hook, tower
 from beheld.attention.context import current
@@ -30,7 +30,7 @@ from beheld.models.rank_towers import RankTowers
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
-from beheld.models.surgery.parts import core_of, speaker_and_cores, text_model
+from beheld.models.surgery.parts import core_of, layers_of, speaker_and_cores, text_model
 from beheld.models.surgery.staged import Seams
 from beheld.parallel.shared_items import shares_items
 from beheld.platform.registry import platform_of
@@ -186,6 +186,10 @@ class HFAdapter:
             raise ModelError(
                 f"{self.info.architecture} does not support AttentionInterface, so its attention cannot be replaced."
             )
+
+    def layers(self) -> list[nn.Module]:
+        """See ModelAdapter."""
+        return layers_of(self.model)
 
     def capture_calls(self) -> None:
         """Capture tower calls with recurring sizes from now on."""

@@ -9,15 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from beheld.executor import hangs, watchdog
 from beheld.executor.hangs import Hangs, Patience
 from beheld.executor.progress import RankProgress, StepClock
 from beheld.executor.wire import Beat
 from beheld.runner import device_wait
+from beheld.utils import users_code
 
 IDLE = Beat(7, 3, None, None, works=False)
 WORKS = Beat(7, 3, None, None, works=True)
+COMPILES = Beat(7, 3, None, None, works=True, unbounded=True)
 
 
 def waits(seconds: float, entered: int = 8) -> Beat:
@@ -66,11 +70,26 @@ def test_on_cpus_a_rank_that_others_wait_for_is_found_soon() -> None:
     assert after_s < 8
 
 
-def test_on_cpus_all_others_may_wait_for_the_first_rank() -> None:
-    """It runs what users write, so it has longer."""
-    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(200, WORKS, waits, waits)
+@pytest.mark.parametrize(("beat", "limit_s"), [(WORKS, 7), (COMPILES, 90)], ids=["works", "user"])
+def test_on_cpus_all_others_may_wait_longer_for_a_first_rank_that_runs_what_users_write(
+    beat: Beat, limit_s: int
+) -> None:
+    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(200, beat, waits, waits)
     assert found == "Rank 0 is stuck in a step."
+    assert limit_s < after_s < limit_s + 1
+
+
+def test_on_cpus_all_others_may_wait_longer_for_a_rank_that_compiles() -> None:
+    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(200, waits, COMPILES, waits)
+    assert found == "Rank 1 is stuck in a step."
     assert 90 < after_s < 91
+
+
+def test_what_comes_after_a_compilation_has_its_own_time() -> None:
+    ranks = Ranks(2, synchronous=True, lockstep=False)
+    assert ranks.until_found(80, IDLE, COMPILES)[0] is None
+    assert ranks.until_found(6, IDLE, WORKS)[0] is None
+    assert ranks.until_found(3, IDLE, WORKS)[0] == "Rank 1 is stuck in a step."
 
 
 def test_a_collective_that_all_ranks_are_in_and_none_leaves_is_found() -> None:
@@ -81,9 +100,11 @@ def test_a_collective_that_all_ranks_are_in_and_none_leaves_is_found() -> None:
 
 
 def test_a_collective_of_many_positions_may_take_long() -> None:
+    """At 5 ms for each: hosts with a slow network between them."""
     ranks = Ranks(2, synchronous=True, lockstep=True)
-    ranks.hangs.launched(5, 100)
-    assert ranks.until_found(100, waits, waits)[0] is None
+    ranks.hangs.launched(5, 8192)
+    assert ranks.until_found(0.005 * 8192, waits, waits)[0] is None
+    assert ranks.until_found(0.006 * 8192 + 7, lambda s: waits(s + 41), lambda s: waits(s + 41))[0] is not None
 
 
 def test_ranks_that_are_in_one_collective_after_another_are_not_stuck() -> None:
@@ -107,11 +128,14 @@ def test_ranks_that_were_stopped_amid_a_collective_are_not_stuck() -> None:
     [
         ({"synchronous": True, "lockstep": True}, (waits, WORKS), 7),
         ({"synchronous": True, "lockstep": True}, (waits, waits), 7),
-        ({"synchronous": True, "lockstep": True}, (WORKS, waits), 90),
-        ({"synchronous": True, "lockstep": False}, (waits, WORKS), 90),
+        ({"synchronous": True, "lockstep": True}, (WORKS, waits), 7),
+        ({"synchronous": True, "lockstep": True}, (COMPILES, waits), 90),
+        ({"synchronous": True, "lockstep": False}, (waits, WORKS), 7),
+        ({"synchronous": True, "lockstep": False}, (waits, COMPILES), 90),
         ({"synchronous": False, "lockstep": True}, (device, IDLE), 7),
         ({"synchronous": False, "lockstep": True}, (device, WORKS), 90),
-        ({"synchronous": True, "lockstep": True}, (WORKS, IDLE), 600),
+        ({"synchronous": False, "lockstep": True}, (WORKS, IDLE), 90),
+        ({"synchronous": True, "lockstep": True}, (COMPILES, IDLE), 600),
     ],
 )
 def test_a_factor_lengthens_every_limit(form: dict[str, bool], beats: tuple[Any, ...], usual_s: int) -> None:
@@ -135,32 +159,61 @@ def test_a_first_rank_that_runs_no_step_is_not_stuck() -> None:
 
 def test_a_first_rank_that_goes_on_after_a_pause_is_not_stuck() -> None:
     """Others' waits are as long as the pause then; only what comes after it counts."""
+    goes_on = lambda seconds: Beat(7, int(seconds), None, None, works=True)  # noqa: E731
     for lockstep, limit_s in ((True, 7), (False, 90)):
         ranks = Ranks(3, synchronous=True, lockstep=lockstep)
         assert ranks.until_found(3600, IDLE, IDLE, waits)[0] is None
         paused = lambda seconds: waits(3600 + seconds)  # noqa: E731
-        assert ranks.until_found(limit_s - 1, WORKS, IDLE, paused)[0] is None
-        assert ranks.until_found(3, WORKS, WORKS, paused)[0] == "Rank 1 is stuck in a step."
+        assert ranks.until_found(limit_s - 1, goes_on, IDLE, paused)[0] is None
+        assert ranks.until_found(3, goes_on, WORKS, paused)[0] == "Rank 1 is stuck in a step."
 
 
 def test_ranks_with_items_or_experts_of_their_own_may_take_longer_than_others() -> None:
+    """As long as they begin one layer after another."""
+    layers = lambda seconds: Beat(7, 3, None, None, works=True, layers=int(seconds / 5))  # noqa: E731
+    ranks = Ranks(2, synchronous=True, lockstep=True, equal=False)
+    assert ranks.until_found(80, waits, layers)[0] is None
     found, after_s = Ranks(2, synchronous=True, lockstep=True, equal=False).until_found(200, waits, WORKS)
     assert found == "Rank 1 is stuck in a step."
-    assert 90 < after_s < 92
+    assert 7 < after_s < 8
 
 
 def test_of_stages_the_one_that_no_other_keeps_waiting_is_named() -> None:
     """Rank 2 computes the first stage; the other two wait for it, one after the other."""
     found, after_s = Ranks(3, synchronous=True, lockstep=False).until_found(200, waits, waits, WORKS)
     assert found == "Rank 2 is stuck in a step."
-    assert 90 < after_s < 91
+    assert 7 < after_s < 8
 
 
 def test_a_stage_may_take_long_for_a_long_prompt() -> None:
     """4,096 positions of a large model on a slow CPU."""
     ranks = Ranks(2, synchronous=True, lockstep=False)
+    ranks.hangs.count(5120)
     ranks.hangs.launched(5, 4096)
-    assert ranks.until_found(4000, waits, WORKS)[0] is None
+    layers = lambda seconds: Beat(7, 3, None, None, works=True, layers=int(seconds / 800))  # noqa: E731
+    assert ranks.until_found(4000, waits, layers)[0] is None
+
+
+@pytest.mark.parametrize(("hidden_size", "position_s"), [(64, 0.02), (896, 0.032), (3584, 0.2), (16_384, 0.2)])
+def test_a_layer_has_time_for_each_position_by_its_size(hidden_size: int, position_s: float) -> None:
+    for positions, factor in ((8, 1.0), (2048, 1.0), (2048, 3.0)):
+        ranks = Ranks(2, synchronous=True, lockstep=False, factor=factor)
+        ranks.hangs.count(hidden_size)
+        ranks.hangs.launched(5, positions)
+        found, after_s = ranks.until_found(4000, IDLE, WORKS)
+        assert found == "Rank 1 is stuck in a step."
+        expected_s = factor * (7 + position_s * positions)
+        assert 0.99 * expected_s < after_s < 1.02 * expected_s + 1
+
+
+def test_a_layer_has_a_second_for_each_embedding() -> None:
+    """An item's pixels may be many times as many as its embeddings."""
+    ranks = Ranks(2, synchronous=True, lockstep=False)
+    ranks.hangs.count(64)
+    ranks.hangs.launched(5, 10, 100)
+    found, after_s = ranks.until_found(400, IDLE, WORKS)
+    assert found == "Rank 1 is stuck in a step."
+    assert 107 < after_s < 108.5
 
 
 def test_devices_that_stand_still_while_requests_decode_are_found_soon() -> None:
@@ -221,13 +274,19 @@ def test_a_host_may_begin_step_after_step_without_a_collective() -> None:
     assert ranks.until_found(2000, steps, steps)[0] is None
 
 
+@pytest.mark.parametrize(
+    ("beat", "synchronous", "limit_s"),
+    [(WORKS, True, 7), (WORKS, False, 90), (COMPILES, True, 600), (COMPILES, False, 600)],
+)
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_host_that_does_not_come_back_from_a_step_is_found_in_the_end(which: int) -> None:
+def test_a_host_that_does_not_come_back_from_a_step_is_found_in_the_end(
+    which: int, beat: Beat, synchronous: bool, limit_s: int
+) -> None:
     beats = [IDLE, IDLE]
-    beats[which] = WORKS
-    found, after_s = Ranks(2, synchronous=True, lockstep=True).until_found(700, *beats)
+    beats[which] = beat
+    found, after_s = Ranks(2, synchronous=synchronous, lockstep=True).until_found(700, *beats)
     assert found == f"Rank {which} is stuck in a step."
-    assert 600 < after_s < 601
+    assert limit_s < after_s < limit_s + 1
 
 
 def test_what_nobody_heard_counts_from_when_somebody_listens() -> None:
@@ -275,6 +334,41 @@ def test_a_clock_tells_what_the_thread_of_steps_is_at() -> None:
     ]  # fmt: skip
 
 
+def test_a_clock_counts_layers_and_knows_a_compiler_and_a_user() -> None:
+    group = SimpleNamespace(entered=0, waits_since=None)
+    clock = StepClock(group)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    clock.count(model[::2])
+    assert clock.beat().layers == 0
+    model(torch.zeros(1, 8))
+    assert clock.beat().layers == 2
+    seen: list[Beat] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        # The compiler is at work here.
+        seen.append(clock.beat())
+        return graph.forward
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        seen.append(clock.beat())
+        return x
+
+    with clock.step():
+        compiled = torch.compile(lambda x: torch.relu(x) + 1, backend=backend)
+        compiled(torch.zeros(5))
+        compiled(torch.zeros(5))
+        model[0].register_forward_hook(lambda module, given, out: eager(out))
+        model(torch.zeros(1, 8))
+        with users_code.running():
+            seen.append(clock.beat())
+    with clock.step(unbounded=True):
+        seen.append(clock.beat())
+    seen.append(clock.beat())
+    assert [(beat.works, beat.unbounded) for beat in seen] == [
+        (True, True), (True, False), (True, True), (True, True), (False, False),
+    ]  # fmt: skip
+
+
 def test_limits_are_as_the_page_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "several-gpus.md").read_text(encoding="utf-8")
     section = page.partition("## When something fails")[2].partition("\n## ")[0]
@@ -284,6 +378,7 @@ def test_limits_are_as_the_page_says() -> None:
         f"{hangs.DEVICE_S:.0f} s",
         f"{1000 * hangs.POSITION_S:.0f} ms",
         f"{hangs.HOST_POSITION_S:.0f} s for each",
+        f"{hangs.LAYER_POSITION_S} to {hangs.MOST_LAYER_POSITION_S} s for each",
         f"{hangs.WORKING_S / 60:.0f} minutes",
         f"{watchdog.SILENT_S:.0f} s",
     ):

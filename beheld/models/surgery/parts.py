@@ -19,6 +19,13 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
     return [stack for stack in stacks if len(stack) >= _STACK and len({type(layer) for layer in stack}) == 1]
 
 
+def layers_of(part: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model and its towers: what stands in a list or a sequence that is part of no other one."""
+    if isinstance(part, nn.ModuleList | nn.Sequential):
+        return list(part)
+    return [layer for child in part.children() for layer in layers_of(child)]
+
+
 def speaker_and_cores(model: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the module whose forward ends with the head, and its parts that compute hidden states, one in the other.
 
