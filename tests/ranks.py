@@ -32,6 +32,7 @@ from beheld.sandbox.link import Link, pair
 
 SPAWN = multi._spawn
 """Starts a fresh process."""
+TOKEN = b"known to forked ranks of other hosts"
 FAILING = set[int]()
 """Forked ranks with these numbers, of stages before the last, fail once: amid their third pass."""
 LOOPING = set[int]()
@@ -170,7 +171,7 @@ def forked() -> Iterator[None]:
             process.joined(ours)
             processes.append(process)
             ends.append(ours)
-        return remote.Group(processes, ends, "127.0.0.1", lambda: None)
+        return remote.Group(processes, ends, "127.0.0.1", TOKEN, lambda: None)
 
     with _forking() as control, pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi, "_spawn", spawn)
@@ -266,7 +267,7 @@ def _serve(descriptor: int) -> None:
                     os.setsid()
                     process.main(files[0])
                 elif command == b"t":
-                    rank.main_elsewhere(socket.socket(fileno=files[0]))
+                    rank.main_elsewhere(socket.socket(fileno=files[0]), TOKEN)
                 else:
                     rank.main(files[0])
             finally:

@@ -58,7 +58,7 @@ class Placement:
     """What a group of processes needs.
 
     Attributes:
-        main: "module:function", which gets the connection and runs until it ends.
+        main: "module:function", which gets the connection and the token, and runs until it ends.
         count: how many processes.
         gpus_each: GPUs of each; 0 for one core of a CPU.
         with_caller: this process needs as much too, on its own host.
@@ -153,7 +153,7 @@ class Worker:
         secrets.set()
         module, _, name = main.partition(":")
         end = connect(address, port, number, token)
-        getattr(importlib.import_module(module), name)(end)
+        getattr(importlib.import_module(module), name)(end, token)
         importlib.import_module("ray.actor").exit_actor()
 
 
@@ -164,11 +164,13 @@ class Group:
     Attributes:
         ends: their connections, in the order of `processes`.
         address: of this host, where they reach it.
+        token: what they and this process know.
     """
 
     processes: list[RemoteProcess]
     ends: list[socket.socket]
     address: str
+    token: bytes
     release: Any
 
 
@@ -233,7 +235,7 @@ def start(wanted: Placement) -> Group:
         raise
     finally:
         door.close()
-    return Group(processes, ends, address, release)
+    return Group(processes, ends, address, token, release)
 
 
 def bundles_of(wanted: Placement, address: str, *, inside: bool) -> list[dict[str, float]]:

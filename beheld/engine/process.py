@@ -364,11 +364,12 @@ def main(descriptor: int) -> None:
     _run(Link(end, CODEC))
 
 
-def main_elsewhere(end: socket.socket) -> None:
+def main_elsewhere(end: socket.socket, token: bytes) -> None:
     """Be the engine's process on another host; see `main`.
 
     Args:
         end: the connection to the front end.
+        token: what both sides know; nothing else connects them.
     """
     end_with(end, LEAVE_S)
     _run(StreamLink(end, CODEC))

@@ -9,11 +9,13 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.cluster.remote import LEAVE_S
+from beheld.cluster.tunnel import Exit
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
 from beheld.executor.progress import StepClock
 from beheld.executor.wire import (
@@ -40,6 +42,9 @@ from beheld.sandbox.link import Link, end_with
 from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
 from beheld.utils.roomy_stack import roomy
+
+if TYPE_CHECKING:
+    from beheld.parallel.meeting import Meeting
 
 logger = get_logger(__name__)
 
@@ -186,31 +191,42 @@ def main(descriptor: int) -> None:
     _run(Link(end, CODEC), None)
 
 
-def main_elsewhere(end: socket.socket) -> None:
+def main_elsewhere(end: socket.socket, token: bytes) -> None:
     """Be the rank of another host; see `main`.
 
     Args:
         end: the connection to the first rank.
+        token: what both sides know.
     """
+    address, first = str(end.getsockname()[0]), str(end.getpeername()[0])
     end_with(end, LEAVE_S)
-    _run(StreamLink(end, CODEC), str(end.getsockname()[0]))
+    _run(StreamLink(end, CODEC), address, lambda port: Exit(first, int(port), token).port)
 
 
-def _run(link: Link | StreamLink, address: str | None) -> None:
-    """Run a rank; `address` is that of its host, if ranks are on several."""
+def _run(link: Link | StreamLink, address: str | None, led_to: Callable[[str], int] | None = None) -> None:
+    """Run a rank.
+
+    Args:
+        address: that of its host, if ranks are on several.
+        led_to: returns the port here that leads to one of the first rank's host.
+    """
     from beheld.parallel.group import RankGroups
-    from beheld.parallel.meeting import meeting_at
+    from beheld.parallel.meeting import Folder, Port
     from beheld.platform.registry import platform_of
     from beheld.runner.build import build_runner
 
     answers = Answers(link)
     try:
         start: StartRank = link.receive()
+        meeting: Meeting = Folder(Path(start.meeting))
+        if address is not None:
+            assert led_to is not None
+            meeting = Port(led_to(start.meeting), address)
         group = RankGroups(
             start.rank,
             start.config.tensor_parallel_size,
             start.config.pipeline_parallel_size,
-            meeting_at(start.meeting, address),
+            meeting,
             platform_of(start.config.device).collectives,
             lambda: answers.send(Joining()),
         )

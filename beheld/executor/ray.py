@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from beheld.cluster.remote import Placement, start
+from beheld.cluster.tunnel import Entrance
 from beheld.core.config import EngineConfig
 from beheld.executor.multi import MultiExecutor, Placed
 from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
-from beheld.parallel.meeting import Address
+from beheld.parallel.meeting import Port
 from beheld.platform.registry import platform_of
 from beheld.sandbox.stream_link import StreamLink
 
@@ -31,4 +32,15 @@ class RayExecutor(MultiExecutor):
             RankProcess(process.number, process, StreamLink(end, CODEC))
             for process, end in zip(group.processes, group.ends, strict=True)
         ]
-        return Placed(ranks, lambda: Address.opened(group.address), group.release)
+        entrances: list[Entrance] = []
+
+        def lead(port: int) -> str:
+            entrances.append(Entrance(group.address, group.token, port))
+            return str(entrances[-1].port)
+
+        def ended() -> None:
+            for each in entrances:
+                each.close()
+            group.release()
+
+        return Placed(ranks, lambda: Port.opened(group.address, lead), ended)

@@ -1,4 +1,4 @@
-"""Where the ranks of a group find each other: a folder of one host, or the first rank's address."""
+"""Where the ranks of a group find each other: a folder of one host, or torch.distributed's store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -37,7 +38,7 @@ class Meeting(Protocol):
         """Return torch.distributed's store for so many ranks."""
 
     def __str__(self) -> str:
-        """Name it for `meeting_at`."""
+        """Tell another rank where it is."""
 
 
 class Folder:
@@ -69,38 +70,49 @@ class Folder:
         return str(self._path)
 
 
-class Address:
-    """The first rank's address, where torch.distributed's store listens, and nowhere else.
+class Port:
+    """A port of this host's loopback interface at which torch.distributed's store is, or a way to the first rank's.
+
+    Anyone who reaches the store may write into it, so it listens nowhere else; cluster/tunnel.py leads there.
 
     Args:
-        host, port: of the first rank.
         address: of this rank.
         store: the first rank's own; None elsewhere.
+        elsewhere: tells ranks of other hosts where it is.
     """
 
     one_host = False
 
-    def __init__(self, host: str, port: int, address: str, store: Any = None, name: str = "") -> None:
-        self._host, self._port, self._store, self._name = host, port, store, name
+    def __init__(self, port: int, address: str, store: Any = None, elsewhere: str = "", name: str = "") -> None:
+        self._port, self._store, self._elsewhere, self._name = port, store, elsewhere, name
         self.address = address
 
     @classmethod
-    def opened(cls, host: str) -> Address:
-        """Return the first rank's, which listens at an address of this host."""
+    def opened(cls, address: str, lead: Callable[[int], str]) -> Port:
+        """Return the first rank's, on a host with this address.
+
+        Args:
+            lead: leads other hosts to a port of this one, and tells where.
+        """
         from torch import distributed
 
         dist: Any = distributed
-        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((_LOOPBACK, 0))
         port = listener.getsockname()[1]
         # It takes the descriptor over.
         store = dist.TCPStore(
-            host, port, is_master=True, timeout=_CONNECT, wait_for_workers=False, master_listen_fd=listener.detach()
+            _LOOPBACK,
+            port,
+            is_master=True,
+            timeout=_CONNECT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
-        return cls(host, port, host, store)
+        return cls(port, address, store, lead(port))
 
-    def part(self, name: str) -> Address:
+    def part(self, name: str) -> Port:
         """See Meeting."""
-        return Address(self._host, self._port, self.address, self._store, name)
+        return Port(self._port, self.address, self._store, self._elsewhere, name)
 
     def store(self, size: int) -> Any:
         """See Meeting."""
@@ -109,28 +121,13 @@ class Address:
         dist: Any = distributed
         if self._store is None:
             self._store = dist.TCPStore(
-                self._host, self._port, is_master=False, timeout=_CONNECT, wait_for_workers=False
+                _LOOPBACK, self._port, is_master=False, timeout=_CONNECT, wait_for_workers=False
             )
         return dist.PrefixStore(self._name, self._store)
 
     def __str__(self) -> str:
         """See Meeting."""
-        return f"{_TCP}{self._host}|{self._port}"
-
-
-_TCP = "tcp|"
-
-
-def meeting_at(text: str, address: str | None) -> Meeting:
-    """Return the meeting that the first rank has named.
-
-    Args:
-        address: of this rank, if others are on other hosts.
-    """
-    if address is None:
-        return Folder(Path(text))
-    host, _, port = text.removeprefix(_TCP).rpartition("|")
-    return Address(host, int(port), address)
+        return self._elsewhere
 
 
 def interface_of(address: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 from beheld.cluster import handshake, remote
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.remote import Secrets, environment
+from beheld.cluster.tunnel import Entrance, Exit
 from beheld.core.errors import EngineDeadError
 from beheld.executor.wire import CODEC, Sync
 from beheld.sandbox import stream_link
@@ -316,3 +318,48 @@ def test_a_process_has_its_time_to_connect_once_it_runs(monkeypatch: pytest.Monk
     with pytest.raises(EngineDeadError, match="Process 1 in the Ray cluster has ended"):
         remote._connections(door, [process])
     door.close()
+
+
+def test_a_server_of_one_host_is_reached_with_the_token_alone() -> None:
+    """As if it were at a port of each host; as many connections as are asked for."""
+    token = new_token()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        entrance = Entrance("127.0.0.1", token, server.getsockname()[1])
+        way = Exit("127.0.0.1", entrance.port, token)
+        lost = Exit("127.0.0.1", entrance.port, new_token())
+        sent = os.urandom(3 << 20)
+        for _ in range(3):
+            client = socket.create_connection(("127.0.0.1", way.port))
+            end, _ = server.accept()
+            sending = threading.Thread(target=client.sendall, args=(sent,))
+            sending.start()
+            assert _whole(end, len(sent)) == sent
+            sending.join()
+            end.sendall(b"answer")
+            assert _whole(client, 6) == b"answer"
+            end.close()
+            # The end of one side is the other's, too.
+            assert client.recv(1) == b""
+            client.close()
+        server.settimeout(0.5)
+        for port in (lost.port, entrance.port):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(b"x" * 200)
+                stranger.settimeout(10.0)
+                with pytest.raises(TimeoutError):
+                    server.accept()
+                with contextlib.suppress(ConnectionError):
+                    assert stranger.recv(1) == b""
+        for each in (way, lost, entrance):
+            each.close()
+        with pytest.raises(ConnectionError):
+            socket.create_connection(("127.0.0.1", way.port))
+
+
+def _whole(end: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        piece = end.recv(size)
+        assert piece
+        found += piece
+    return found

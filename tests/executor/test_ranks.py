@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -20,12 +21,13 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
+from beheld.cluster import remote
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
-from beheld.executor import hangs, multi, watchdog
+from beheld.executor import hangs, multi, ray, watchdog
 from beheld.executor import rank as rank_module
 from beheld.executor.hangs import Patience
 from beheld.executor.multi import MultiExecutor
@@ -748,3 +750,34 @@ def test_many_rows_are_sent_in_few_bytes() -> None:
     body = b"".join(CODEC.encode(packed(StepPlan(1, slices))))
     assert len(body) < 5000
     assert unpacked(CODEC.decode(bytearray(body)), 1).slices == slices
+
+
+def test_the_meeting_point_of_hosts_listens_on_the_loopback_interface_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed's store has no token: whoever reaches it reads and writes. What leads there has one."""
+    led: list[tuple[str, bytes, int]] = []
+    listening: list[tuple[str, int]] = []
+    create_server = socket.create_server
+
+    def entrance(address: str, token: bytes, port: int) -> Any:
+        led.append((address, token, port))
+        return SimpleNamespace(port=5, close=lambda: led.clear())
+
+    def create(address: tuple[str, int], **options: Any) -> socket.socket:
+        made = create_server(address, **options)
+        listening.append(made.getsockname()[:2])
+        return made
+
+    group = remote.Group([], [], "192.0.2.1", b"token", lambda: None)
+    monkeypatch.setattr(ray, "start", lambda wanted: group)
+    monkeypatch.setattr(ray, "Entrance", entrance)
+    monkeypatch.setattr(socket, "create_server", create)
+    placed = RayExecutor.place(SimpleNamespace(num_ranks=1, device="cpu"))  # type: ignore[arg-type]
+    meeting = placed.meet()
+    assert (meeting.address, str(meeting)) == ("192.0.2.1", "5")
+    ((host, port),) = listening
+    assert host == "127.0.0.1"
+    assert led == [("192.0.2.1", b"token", port)]
+    meeting.part("stage-0").store(2).set("key", "value")
+    assert meeting.part("stage-0").store(2).get("key") == b"value"
+    placed.ended()
+    assert not led
