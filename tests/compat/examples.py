@@ -3,7 +3,8 @@
     python -m tests.compat.examples FOLDER [--only TEXT] [--stage FOLDER]
 
 FOLDER is a copy of vLLM's examples/offline_inference. Each script runs in a process of its own, as `beheld run-vllm
-SCRIPT` with the arguments of ARGUMENTS, on tiny checkpoints under the real repositories' names and without a network.
+SCRIPT` with the arguments of ARGUMENTS, on tiny checkpoints under the real repositories' names and without a network;
+those of PROCESSES are started by torchrun.
 A row says what happened:
 
 ran      it ended with status 0
@@ -51,6 +52,14 @@ ARGUMENTS: Mapping[str, str] = {
     "vision_language_pooling.py": "-m vlm2vec_phi3v",
     "audio_language.py": "-m qwen2_audio",
 }
+# How many processes of a script torchrun starts: as many as its options share the model or the prompts among.
+PROCESSES: Mapping[str, int] = {
+    "torchrun_example.py": 2,
+    "torchrun_example_offline.py": 4,
+    "torchrun_dp_example.py": 2,
+    "torchrun_dp_example_offline.py": 2,
+}
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 _NAME = re.compile(r"[\"']([\w.-]+/[\w.-]+)[\"']")
 # What a script reads with urllib lies beside the process: a text of this length.
 _SITE = """
@@ -70,12 +79,14 @@ class Row:
 
     Attributes:
         line: the last line of standard error that says something, if it did not run.
+        printed: its standard output.
     """
 
     script: str
     result: str
     seconds: float
     line: str = ""
+    printed: str = ""
 
 
 def stage(folder: Path) -> Stage:
@@ -98,6 +109,7 @@ def run(
     words: str | None = None,
     limit_s: float = LIMIT_S,
     python: str | None = None,
+    processes: int | None = None,
 ) -> Row:
     """Run one script with its arguments.
 
@@ -105,6 +117,7 @@ def run(
         name: its name in ARGUMENTS.
         words: other arguments.
         python: a Python that runs the script without beheld.
+        processes: how many of torchrun's, if not as PROCESSES says.
     """
     source = script.read_text(encoding="utf-8")
     given = ARGUMENTS.get(name, "") if words is None else words
@@ -117,7 +130,7 @@ def run(
         given = given.format(model=model, out=f"{place}/out")
         started = time.monotonic()
         process = subprocess.Popen(
-            [*((python,) if python else (sys.executable, *RUN_VLLM)), str(script), *given.split()],
+            [*_started(python, processes or PROCESSES.get(script.name)), str(script), *given.split()],
             cwd=place,
             env=os.environ | made.environment() | _ROOM | _paths(made.folder / "site"),
             stdout=subprocess.PIPE,
@@ -126,13 +139,22 @@ def run(
             start_new_session=True,
         )
         try:
-            _, said = process.communicate(timeout=limit_s)
+            printed, said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return Row(name, "broke", limit_s, f"no end after {limit_s:.0f} s")
         seconds = time.monotonic() - started
-    return Row(name, *_judged(process.returncode, said, seconds))
+    return Row(name, *_judged(process.returncode, said, seconds), printed)
+
+
+def _started(python: str | None, processes: int | None) -> tuple[str, ...]:
+    """The command in front of a script."""
+    if python:
+        return (python,)
+    if processes is None:
+        return (sys.executable, *RUN_VLLM)
+    return (sys.executable, *_TORCHRUN, f"--nproc-per-node={processes}", *RUN_VLLM)
 
 
 def _repositories(source: str, words: list[str]) -> list[str]:
