@@ -1,7 +1,7 @@
 """Carries connections to a server on one host's loopback interface to processes of other hosts that know a token.
 
-    first host    server <- loopback <- Entrance (a Door at the host's address)
-    another host  Exit (on its loopback interface) <- what connects there as if the server were on its own host
+    first host    server <- loopback <- TunnelDoor (a Door at the host's address)
+    another host  TunnelEnd (on its loopback interface) <- what connects there as if the server were on its own host
 
 What has no token of its own, such as torch.distributed's store, is then reached by no one else in the network.
 """
@@ -22,7 +22,7 @@ _LOOK_S = 1.0
 _PIECE = 1 << 16
 
 
-class Entrance:
+class TunnelDoor:
     """Lets processes that know the token reach a server on this host's loopback interface.
 
     Args:
@@ -34,7 +34,7 @@ class Entrance:
         self._door, self._server = Door(address, token), port
         self.port = self._door.port
         self._closing = threading.Event()
-        threading.Thread(target=self._run, name="beheld-entrance", daemon=True).start()
+        threading.Thread(target=self._run, name="beheld-tunnel-door", daemon=True).start()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -53,11 +53,11 @@ class Entrance:
         self._closing.set()
 
 
-class Exit:
-    """A port of this host's loopback interface that leads through an Entrance of another host.
+class TunnelEnd:
+    """A port of this host's loopback interface that leads through a TunnelDoor of another host.
 
     Args:
-        address, port: of the Entrance.
+        address, port: of the TunnelDoor.
 
     Attributes:
         port: where to connect.
@@ -67,7 +67,7 @@ class Exit:
         self._there, self._token = (address, port), token
         self._listener = socket.create_server((_LOOPBACK, 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._run, name="beheld-exit", daemon=True).start()
+        threading.Thread(target=self._run, name="beheld-tunnel-end", daemon=True).start()
 
     def _run(self) -> None:
         while True:

@@ -19,6 +19,10 @@ from beheld.utils import users_code
 
 # While one of these is at work, a thread compiles. Others of their packages are there while compiled code runs, too.
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "triton.compiler.", "llvmlite.")
+# Or it imports.
+_LONG = (*_COMPILERS, "importlib._bootstrap", "_frozen_importlib")
+# What these call is the step; what has called them is not.
+_OUTSIDE = ("beheld.executor.multi", "beheld.executor.rank")
 
 
 class StepClock:
@@ -72,16 +76,19 @@ class StepClock:
             None if device is None else now - device,
             works,
             self._layers,
-            works and (self._unbounded or (thread is not None and (users_code.runs(thread) or compiles(thread)))),
+            works and (self._unbounded or (thread is not None and (users_code.runs(thread) or _prepares(thread)))),
         )
 
 
-def compiles(thread: int) -> bool:
-    """Whether a compiler is at work in a thread."""
+def _prepares(thread: int) -> bool:
+    """Whether a thread in a step compiles or imports."""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(_COMPILERS):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(_LONG):
             return True
+        if module in _OUTSIDE:
+            return False
         frame = frame.f_back
     return False
 

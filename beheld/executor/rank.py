@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beheld.cluster.remote import LEAVE_S
-from beheld.cluster.tunnel import Exit
+from beheld.cluster.tunnel import TunnelEnd
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
 from beheld.executor.progress import StepClock
 from beheld.executor.wire import (
@@ -200,7 +200,7 @@ def main_elsewhere(end: socket.socket, token: bytes) -> None:
     """
     address, first = str(end.getsockname()[0]), str(end.getpeername()[0])
     end_with(end, LEAVE_S)
-    _run(StreamLink(end, CODEC), address, lambda port: Exit(first, int(port), token).port)
+    _run(StreamLink(end, CODEC), address, lambda port: TunnelEnd(first, int(port), token).port)
 
 
 def _run(link: Link | StreamLink, address: str | None, led_to: Callable[[str], int] | None = None) -> None:

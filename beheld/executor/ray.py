@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.cluster.remote import Placement, start
-from beheld.cluster.tunnel import Entrance
+from beheld.cluster.tunnel import TunnelDoor
 from beheld.core.config import EngineConfig
 from beheld.executor.multi import MultiExecutor, Placed
 from beheld.executor.watchdog import RankProcess
@@ -32,14 +32,14 @@ class RayExecutor(MultiExecutor):
             RankProcess(process.number, process, StreamLink(end, CODEC))
             for process, end in zip(group.processes, group.ends, strict=True)
         ]
-        entrances: list[Entrance] = []
+        doors: list[TunnelDoor] = []
 
         def lead(port: int) -> str:
-            entrances.append(Entrance(group.address, group.token, port))
-            return str(entrances[-1].port)
+            doors.append(TunnelDoor(group.address, group.token, port))
+            return str(doors[-1].port)
 
         def ended() -> None:
-            for each in entrances:
+            for each in doors:
                 each.close()
             group.release()
 

@@ -15,7 +15,7 @@ import pytest
 from beheld.cluster import handshake, remote
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.remote import Secrets, environment
-from beheld.cluster.tunnel import Entrance, Exit
+from beheld.cluster.tunnel import TunnelDoor, TunnelEnd
 from beheld.core.errors import EngineDeadError
 from beheld.executor.wire import CODEC, Sync
 from beheld.sandbox import stream_link
@@ -324,9 +324,9 @@ def test_a_server_of_one_host_is_reached_with_the_token_alone() -> None:
     """As if it were at a port of each host; as many connections as are asked for."""
     token = new_token()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        entrance = Entrance("127.0.0.1", token, server.getsockname()[1])
-        way = Exit("127.0.0.1", entrance.port, token)
-        lost = Exit("127.0.0.1", entrance.port, new_token())
+        entrance = TunnelDoor("127.0.0.1", token, server.getsockname()[1])
+        way = TunnelEnd("127.0.0.1", entrance.port, token)
+        lost = TunnelEnd("127.0.0.1", entrance.port, new_token())
         sent = os.urandom(3 << 20)
         for _ in range(3):
             client = socket.create_connection(("127.0.0.1", way.port))

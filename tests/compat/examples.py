@@ -54,7 +54,7 @@ ARGUMENTS: Mapping[str, str] = {
 }
 # How many processes of a script torchrun starts: as many as its options share the model or the prompts among.
 PROCESSES: Mapping[str, int] = {
-    "torchrun_example.py": 2,
+    "torchrun_example.py": 4,
     "torchrun_example_offline.py": 4,
     "torchrun_dp_example.py": 2,
     "torchrun_dp_example_offline.py": 2,

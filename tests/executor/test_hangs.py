@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import threading
 import time
 from pathlib import Path
@@ -334,7 +336,7 @@ def test_a_clock_tells_what_the_thread_of_steps_is_at() -> None:
     ]  # fmt: skip
 
 
-def test_a_clock_counts_layers_and_knows_a_compiler_and_a_user() -> None:
+def test_a_clock_counts_layers_and_knows_what_may_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = SimpleNamespace(entered=0, waits_since=None)
     clock = StepClock(group)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
@@ -361,11 +363,15 @@ def test_a_clock_counts_layers_and_knows_a_compiler_and_a_user() -> None:
         model(torch.zeros(1, 8))
         with users_code.running():
             seen.append(clock.beat())
+        (tmp_path / "seen_at_import.py").write_text("look()\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(builtins, "look", lambda: seen.append(clock.beat()), raising=False)
+        importlib.import_module("seen_at_import")
     with clock.step(unbounded=True):
         seen.append(clock.beat())
     seen.append(clock.beat())
     assert [(beat.works, beat.unbounded) for beat in seen] == [
-        (True, True), (True, False), (True, True), (True, True), (False, False),
+        (True, True), (True, False), (True, True), (True, True), (True, True), (False, False),
     ]  # fmt: skip
 
 

@@ -769,7 +769,7 @@ def test_the_meeting_point_of_hosts_listens_on_the_loopback_interface_alone(monk
 
     group = remote.Group([], [], "192.0.2.1", b"token", lambda: None)
     monkeypatch.setattr(ray, "start", lambda wanted: group)
-    monkeypatch.setattr(ray, "Entrance", entrance)
+    monkeypatch.setattr(ray, "TunnelDoor", entrance)
     monkeypatch.setattr(socket, "create_server", create)
     placed = RayExecutor.place(SimpleNamespace(num_ranks=1, device="cpu"))  # type: ignore[arg-type]
     meeting = placed.meet()
