@@ -237,7 +237,7 @@ def _serve(descriptor: int) -> None:
         "beheld.engine.loop",
         "beheld.runner.build",
         "beheld.models.hf",
-        "beheld.models.prepare",
+        "beheld.models.surgery.operations",
         "beheld.parallel.group",
     ):
         importlib.import_module(name)

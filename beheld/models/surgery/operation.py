@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from beheld.core.config import EngineConfig
@@ -125,6 +126,12 @@ class Target:
     ranks: RankGroup | None = None
     shards: ShardPlan | None = None
     stage: StagePlan | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        found: torch.dtype = getattr(torch, self.config.dtype)
+        return found
 
 
 def always(target: Target) -> bool:
