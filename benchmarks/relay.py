@@ -21,8 +21,8 @@ from typing import Any
 
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Sampling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import columns_of
 from beheld.engine.label import label_of

@@ -28,8 +28,10 @@ from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import AsleepError, EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
-from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
+from beheld.core.params import RequestOutputKind, SamplingParams
+from beheld.core.pooling_params import Alignment, Pooling, PoolingParams
 from beheld.core.request import LoRARequest, Request
+from beheld.core.sampling import Sampling
 from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.messages import (

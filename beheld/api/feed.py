@@ -23,7 +23,8 @@ from typing import Any
 
 from beheld.api.collectors import PooledOutput
 from beheld.core.outputs import PoolingRequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import Request
 from beheld.utils.gc_tuning import collecting
 from beheld.utils.gil import take_turns

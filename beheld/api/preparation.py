@@ -9,7 +9,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api.pools import Pools, has_grammar, names_remote
 from beheld.api.turn_buffer import TurnBuffer
-from beheld.core.params import PoolingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline, PromptType, RequestOrder
 from beheld.inputs.stages import ReadRequest

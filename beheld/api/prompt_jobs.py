@@ -19,7 +19,8 @@ from beheld.api.pools import has_grammar
 from beheld.api.seeds import answers, seed_of
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.inputs.pipeline import Chat, InputPipeline, Pair, PromptType, RequestOrder
 from beheld.inputs.prompt.reader import plain_form

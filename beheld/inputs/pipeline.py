@@ -13,8 +13,10 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo, longer_prompts
 from beheld.core.errors import ConfigError, ModelError, PromptError, TemplateError, UserError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
-from beheld.core.params import Pooling, PoolingParams, Sampling, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import Pooling, PoolingParams
 from beheld.core.request import Request
+from beheld.core.sampling import Sampling
 from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.encoders.client import RemoteEncoders
 from beheld.encoders.connect import connected

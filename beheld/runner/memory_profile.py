@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.models.adapter import ModelAdapter
 from beheld.models.call_graphs import KEPT_BYTES
 from beheld.platform.platform import Platform

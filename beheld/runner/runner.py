@@ -15,7 +15,6 @@ from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
 from beheld.core.media import MediaItem
-from beheld.core.params import Sampling
 from beheld.core.plan import (
     NAN,
     Admission,
@@ -27,6 +26,7 @@ from beheld.core.plan import (
     TokenLogprobs,
 )
 from beheld.core.request import LoRARequest
+from beheld.core.sampling import Sampling
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup

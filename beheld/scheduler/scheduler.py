@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, CulpritError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import (
     MAX_DRAFT_TOKENS,
     NAN,
@@ -41,7 +40,9 @@ from beheld.core.plan import (
     StepResult,
     TokenLogprobs,
 )
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
 from beheld.scheduler.checkpoints import checkpoint_blocks, keeping

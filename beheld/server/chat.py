@@ -12,9 +12,10 @@ from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.media import AUDIO_IN_VIDEO
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
-from beheld.core.params import ReasoningFormat, SamplingParams
+from beheld.core.params import SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.server import limits
 from beheld.server.custom_tools import CustomCalls
 from beheld.server.delta_parser import DeltaParser

@@ -16,8 +16,8 @@ from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
 from beheld.api.vector_bytes import to_bytes
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
-from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import PoolingParams, pooling_task
 from beheld.server import late_chunking, vector_bodies
 from beheld.server.chat import ChunkHead, message_of, read_as, template_of
 from beheld.server.embed_schema import EmbedRequest

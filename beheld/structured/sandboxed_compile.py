@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beheld.core.errors import ParamsError, WorkerError
-from beheld.core.params import Grammar, ReasoningFormat
+from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault

@@ -24,7 +24,7 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError, StepError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import EventColumns
 from beheld.engine.messages import Ping, Pong, Submit

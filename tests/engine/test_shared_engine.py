@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode
 from beheld.engine.codec import CODEC

@@ -22,8 +22,8 @@ import torch
 from beheld import LLM, SamplingParams
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
+from beheld.core.sampling import Sampling
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import hangs, multi, watchdog
 from beheld.executor import rank as rank_module

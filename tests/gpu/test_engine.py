@@ -27,8 +27,8 @@ from transformers.models.aria import modeling_aria as aria
 
 from beheld import LLM, AsyncLLM, CompletionOutput, SamplingParams
 from beheld.core.errors import StepError
-from beheld.core.params import StructuredOutputs
 from beheld.core.plan import EncodeItem
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.runner.encoder import EncoderStore
 from tests import tiny
 from tests.engine import test_crowd

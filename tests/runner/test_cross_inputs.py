@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from beheld.attention.cross import CrossView
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
+from beheld.core.sampling import Sampling
 from beheld.runner.cross_inputs import gather
 from beheld.runner.rows import Rows
 from tests.runner.test_rows import NUM_GROUPS, NUM_ROWS, WIDTH, FakeAdapter

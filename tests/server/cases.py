@@ -162,7 +162,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     90: "reading only the end of a long text and the look at its length in `inputs/prompt/reader.py` (both took more "
     "than 3 GB), and the bound of characters in `inputs/prompt/tokenizer.py`",
     91: "the bounds of arguments in `inputs/prompt/chat.py` (7 of 9; many values are also refused when rendered)",
-    92: "the length of a misspelt name in `core/params.py`, and that of a key in `utils/piecewise_json.py`",
+    92: "the length of a misspelt name in `core/value_checks.py`, and that of a key in `utils/piecewise_json.py`",
     93: "finding stand-ins by a pattern in `inputs/prompt/special_tokens.py`, and the stretches of two texts and "
     "passing over ASCII in `inputs/prompt/chat.py`",
     94: "counting ids first in `inputs/prompt/reader.py`",

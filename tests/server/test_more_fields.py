@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.core.params import SamplingParams
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.server.chat import _reasoning_before, variables_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions

@@ -12,7 +12,9 @@ from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PlaceholderError, PromptError, TemplateError
 from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, count_by_modality
-from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.media import soundtracks
 from beheld.inputs.media.processor_options import merged
