@@ -45,7 +45,9 @@ from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
-from beheld.server.chat import EFFORT, ChatPlan, ChunkHead
+from beheld.server.answer_marks import answer_marks, ends_reasoning
+from beheld.server.chat import ChunkHead
+from beheld.server.chat_order import ChatOrder, order_of, tokenize_options, without_inputs
 from beheld.server.clients import Clients
 from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
@@ -85,6 +87,7 @@ from beheld.server.speech_schema import (
     TranslationRequest,
 )
 from beheld.server.stream import Chunk, Gone, fold, until_gone
+from beheld.server.template_options import EFFORT, THINKING, switches_effort, switches_thinking
 from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
@@ -151,8 +154,8 @@ class Service:
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
         self._answers = AnswerSender(options, self.admission, self.clients, neighbours.named)
-        self._forms = chat.answer_marks(llm, options)
-        self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
+        self._forms = answer_marks(llm, options)
+        self._ends_reasoning = ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
         self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
         self._sessions = Sessions()
@@ -319,16 +322,16 @@ class Service:
         head = self._head(request, "chatcmpl", body.model)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = chat.chunks(self.llm, body, plans.pop(), head, salt, self._forms)
+            made = chat.chunks(self.llm, body, orders.pop(), head, salt, self._forms)
             return warned(made, request.state.notes)
 
         self._note_effort(body, request)
         self._note_grammars(body, request)
         self._note_priority(body, request)
         body = self._with_read_args(body, request)
-        plans = await self._planned(request, body)
+        orders = await self._ordered(request, body)
         # The answer may take long.
-        body = chat.without_inputs(body)
+        body = without_inputs(body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
         columns, head = self._counted(body, head)
@@ -440,11 +443,11 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         ask = replace(ask, body=self._with_read_args(ask.body, request))
-        plans = await self._planned(request, ask.body)
-        ask = replace(ask, body=chat.without_inputs(ask.body))
+        orders = await self._ordered(request, ask.body)
+        ask = replace(ask, body=without_inputs(ask.body))
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms)
+            chunks = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
         form, owner = AnswerForm(messages.fold), self._owner(request)
@@ -500,18 +503,19 @@ class Service:
         self._note_effort(ask.body, request, "output_config.effort")
         with self.admission.admitted(client=request.state.held.client):
             own, held = self.llm.chat_template, request.state.held
-            options = await self._reader.work(held, chat.tokenize_options, ask.body, self.options, own)
+            options = await self._reader.work(held, tokenize_options, ask.body, self.options, own)
             ids = await self.llm.chat_token_ids(client=request.state.held.client, **options)
         return JSONResponse({"input_tokens": len(ids)})
 
     async def create_response(self, request: Request) -> Response:
         """POST /v1/responses."""
         from beheld.server import response_events, response_requests
+        from beheld.server.responses_schema import ResponsesRequest
 
         notes, owner = request.state.notes, self._owner(request) or ""
 
         held = request.state.held
-        given = await self._reader.read(request, response_requests.ResponsesRequest, held, notes, lambda body: body)
+        given = await self._reader.read(request, ResponsesRequest, held, notes, lambda body: body)
         earlier: tuple[tuple[dict[str, Any], ...], int] = (), 0
         if given.previous_response_id is not None:
             earlier = self._store.history_of(given.previous_response_id, owner)
@@ -531,14 +535,14 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
 
         turns = self._answers.turns if request.state.held.slow else None
-        plans = await self._planned(request, ask.body)
-        ask = replace(ask, body=chat.without_inputs(ask.body))
+        orders = await self._ordered(request, ask.body)
+        ask = replace(ask, body=without_inputs(ask.body))
         made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
 
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.
             stepwise = ask.body.logprobs is True
-            made = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms, stepwise=stepwise)
+            made = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms, stepwise=stepwise)
             return made_events.events(made)
 
         form = AnswerForm(response_events.fold)
@@ -715,7 +719,7 @@ class Service:
             else:
                 self._note_effort(body, request)
                 own, held = self.llm.chat_template, request.state.held
-                asked = await self._reader.work(held, chat.tokenize_options, body, self.options, own)
+                asked = await self._reader.work(held, tokenize_options, body, self.options, own)
                 ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
         # As the vocabulary writes them, which is not always text.
         strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -795,9 +799,9 @@ class Service:
         request.state.names = field_names_of(body)
         return self._completed(body)
 
-    async def _planned(self, request: Request, body: ChatRequest) -> list[ChatPlan]:
+    async def _ordered(self, request: Request, body: ChatRequest) -> list[ChatOrder]:
         """What the engine is asked; taken out for the chunks, so that media go as soon as they are prepared."""
-        return [await self._reader.work(request.state.held, chat.plan, self.llm, body, self.options, self._forms)]
+        return [await self._reader.work(request.state.held, order_of, self.llm, body, self.options, self._forms)]
 
     def _completed(self, body: B) -> B:
         """The body with the operator's values where the request says nothing."""
@@ -832,14 +836,14 @@ class Service:
         Raises:
             HttpError: fields without effect are refused.
         """
-        if body.reasoning_effort is not None and not chat.switches_effort(body, self.llm.chat_template):
+        if body.reasoning_effort is not None and not switches_effort(body, self.llm.chat_template):
             self._note(request, param, "This model's template has no switch for it.")
         if (
             isinstance(body, ChatRequest)
             and body.enable_thinking is not None
-            and not chat.switches_thinking(body, self.llm.chat_template)
+            and not switches_thinking(body, self.llm.chat_template)
         ):
-            self._note(request, chat.THINKING, "This model's template has no switch for it.")
+            self._note(request, THINKING, "This model's template has no switch for it.")
 
     def _note_grammars(self, body: ChatRequest, request: Request) -> None:
         """Note the custom tools whose calls may not follow their grammars.

@@ -30,7 +30,7 @@ from beheld.server import pooling_schema, schema
 from beheld.server.body_schema import Body
 from beheld.server.generate_schema import GenerateRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
-from beheld.server.response_requests import ResponsesRequest
+from beheld.server.responses_schema import ResponsesRequest
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 HERE = Path(__file__).parent
