@@ -49,8 +49,8 @@ from beheld.server.answer_marks import answer_marks, ends_reasoning
 from beheld.server.chat import ChunkHead
 from beheld.server.chat_order import ChatOrder, order_of, tokenize_options, without_inputs
 from beheld.server.clients import Clients
-from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
+from beheld.server.field_effects import FieldEffects, note
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.front_table import Column, FrontTable, FrontWatch
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
@@ -87,8 +87,6 @@ from beheld.server.speech_schema import (
     TranslationRequest,
 )
 from beheld.server.stream import Chunk, Gone, fold, until_gone
-from beheld.server.template_options import EFFORT, THINKING, switches_effort, switches_thinking
-from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
 
@@ -155,6 +153,7 @@ class Service:
         self._store = ResponseStore(options.max_stored_bytes)
         self._answers = AnswerSender(options, self.admission, self.clients, neighbours.named)
         self._forms = answer_marks(llm, options)
+        self._effects = FieldEffects(llm, self._forms)
         self._ends_reasoning = ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
         self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
@@ -325,10 +324,10 @@ class Service:
             made = chat.chunks(self.llm, body, orders.pop(), head, salt, self._forms)
             return warned(made, request.state.notes)
 
-        self._note_effort(body, request)
-        self._note_grammars(body, request)
-        self._note_priority(body, request)
-        body = self._with_read_args(body, request)
+        self._effects.note_effort(body, request.state.notes)
+        self._effects.note_grammars(body, request.state.notes)
+        self._effects.note_priority(body, request.state.notes)
+        body = self._effects.with_read_args(body, request.state.notes)
         orders = await self._ordered(request, body)
         # The answer may take long.
         body = without_inputs(body)
@@ -398,8 +397,8 @@ class Service:
         """
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
-        self._note_priority(body, request)
-        body = self._with_read_args(body, request)
+        self._effects.note_priority(body, request.state.notes)
+        body = self._effects.with_read_args(body, request.state.notes)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -437,12 +436,12 @@ class Service:
         from beheld.server.messages_schema import MessagesRequest
 
         ask = await self._asked(request, MessagesRequest)
-        self._note_effort(ask.body, request, "output_config.effort")
+        self._effects.note_effort(ask.body, request.state.notes, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
-        ask = replace(ask, body=self._with_read_args(ask.body, request))
+        ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
         orders = await self._ordered(request, ask.body)
         ask = replace(ask, body=without_inputs(ask.body))
 
@@ -500,7 +499,7 @@ class Service:
 
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
-        self._note_effort(ask.body, request, "output_config.effort")
+        self._effects.note_effort(ask.body, request.state.notes, "output_config.effort")
         with self.admission.admitted(client=request.state.held.client):
             own, held = self.llm.chat_template, request.state.held
             options = await self._reader.work(held, tokenize_options, ask.body, self.options, own)
@@ -527,10 +526,10 @@ class Service:
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
-        self._note_effort(ask.body, request, "reasoning.effort")
-        self._note_grammars(ask.body, request)
-        self._note_priority(ask.body, request)
-        ask = replace(ask, body=self._with_read_args(ask.body, request))
+        self._effects.note_effort(ask.body, request.state.notes, "reasoning.effort")
+        self._effects.note_grammars(ask.body, request.state.notes)
+        self._effects.note_priority(ask.body, request.state.notes)
+        ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
@@ -629,7 +628,7 @@ class Service:
 
         async def pool(request: Request) -> Response:
             body = await self._read(request, kind)
-            self._note_priority(body, request)
+            self._effects.note_priority(body, request.state.notes)
             head = self._head(request, "pool", body.model)
             salt = self._salt(request, body.cache_salt)
             self.clients.check(head.client)
@@ -717,7 +716,7 @@ class Service:
                     add_special_tokens=body.add_special_tokens is not False,
                 )
             else:
-                self._note_effort(body, request)
+                self._effects.note_effort(body, request.state.notes)
                 own, held = self.llm.chat_template, request.state.held
                 asked = await self._reader.work(held, tokenize_options, body, self.options, own)
                 ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
@@ -830,62 +829,11 @@ class Service:
             )
         return found
 
-    def _note_effort(self, body: ChatRequest | TokenizeRequest, request: Request, param: str = EFFORT) -> None:
-        """Note that the template has no switch for the reasoning, or for its effort, if the request has one.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if body.reasoning_effort is not None and not switches_effort(body, self.llm.chat_template):
-            self._note(request, param, "This model's template has no switch for it.")
-        if (
-            isinstance(body, ChatRequest)
-            and body.enable_thinking is not None
-            and not switches_thinking(body, self.llm.chat_template)
-        ):
-            self._note(request, THINKING, "This model's template has no switch for it.")
-
-    def _note_grammars(self, body: ChatRequest, request: Request) -> None:
-        """Note the custom tools whose calls may not follow their grammars.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        for name in free_inputs(body, self._forms.calls):
-            words = f"{not_held(name)} The tool choices 'required' and this tool hold them to it."
-            self._note(request, "tools", words)
-
-    def _note_priority(self, body: ChatRequest | CompletionRequest | Pooled, request: Request) -> None:
-        """Note that the engine does not rank requests, if this one has a priority.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if body.priority and self.llm.config.policy != "priority":
-            words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
-            self._note(request, "priority", words)
-
-    def _with_read_args(self, body: B, request: Request) -> B:
-        """The body without arguments for a logits processor if nothing reads them, which is noted.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if not getattr(body, "vllm_xargs", None) or self.llm.reads_extra_args:
-            return body
-        words = "Nothing reads them here. The operator may load what does with --logits-processors."
-        self._note(request, "vllm_xargs", words)
-        # They may be large, and the answer may take long.
-        return body.model_copy(update={"vllm_xargs": None})
-
-    def _note(self, request: Request, param: str, words: str) -> None:
-        if self.options.strict_fields:
-            raise HttpError(400, words, "Leave it out.", param=param)
-        request.state.notes.tell(param, words)
-
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         if _RANK in request.headers:
-            self._note(request, _RANK, "Each request goes to the engine that has most of its prompt in its cache.")
+            note(
+                request.state.notes, _RANK, "Each request goes to the engine that has most of its prompt in its cache."
+            )
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
         number, tokenizer = request.state.number, self.llm.tokenizer
