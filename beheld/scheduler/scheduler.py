@@ -46,7 +46,7 @@ from beheld.core.sampling import Sampling
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
 from beheld.scheduler.checkpoints import checkpoint_blocks, keeping
-from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.encoder_budget import EncoderBudget
 from beheld.scheduler.encoder_refs import EncoderRefs
 from beheld.scheduler.fair_share import FairShare
 from beheld.scheduler.limits import refuse

@@ -19,7 +19,7 @@ from beheld.parallel.group import RankGroup
 from beheld.parallel.shared_items import SharedItems, owners_of
 from beheld.platform.registry import platform_of
 from beheld.runner import encoder
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.runner import ModelRunner
 
 
@@ -63,11 +63,11 @@ def bare(items: Sequence[EncodeItem], part: int) -> list[EncodeItem]:
     ]
 
 
-def encoded(groups: list[RankGroup], *steps: Sequence[EncodeItem]) -> tuple[list[Tower], list[EncoderStore], list[Any]]:
+def encoded(groups: list[RankGroup], *steps: Sequence[EncodeItem]) -> tuple[list[Tower], list[EncoderCache], list[Any]]:
     """Towers, stores and lost items of each step, of both ranks."""
     towers = [Tower(group.rank) for group in groups]
     stores = [
-        EncoderStore(tower, SharedItems(group, tower.device, torch.float32))  # type: ignore[arg-type]
+        EncoderCache(tower, SharedItems(group, tower.device, torch.float32))  # type: ignore[arg-type]
         for tower, group in zip(towers, groups, strict=True)
     ]
     found: list[Any] = [[], []]

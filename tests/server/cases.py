@@ -185,7 +185,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     108: "an image's time by its size in `inputs/media/tasks.py` (`test_an_images_time_follows_its_size`)",
     110: "`fit_media` in `api/start.py` (`test_limits_follow_the_memory_that_a_container_leaves`)",
     111: "the answer for missing memory in `server/errors.py`",
-    120: "the calls without culprits in `runner/encoder.py` "
+    120: "the calls without culprits in `runner/encoder_cache.py` "
     "(`test_120_mates_of_failing_items_keep_their_bits`, where all items fit one call)",
     121: "`utils/standard_streams.py` (the socket pair took the numbers 0 and 1)",
     122: "the checks of decoders, templates and tokens in `checkpoint/checks/tokenizer.py`",

@@ -24,7 +24,7 @@ from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, SPARE_IDS, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
-from beheld.inputs.stages import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
+from beheld.inputs.request_forms import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 

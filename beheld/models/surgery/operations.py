@@ -36,7 +36,7 @@ from beheld.models.surgery.linears import (
 )
 from beheld.models.surgery.longrope import replace_two_scales
 from beheld.models.surgery.lora_attach import attach_slots
-from beheld.models.surgery.operation import Changes, Operation, Stage, Target
+from beheld.models.surgery.operation import Changes, Operation, Phase, Target
 from beheld.models.surgery.packed_linears import pack_linears, use_pages
 from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.patches import pack_patch_convolutions
@@ -61,7 +61,7 @@ def _family(family: str) -> Operation:
     adapt = registry.model(family).adapt
     return Operation(
         f"family {family}",
-        Stage.ADAPT,
+        Phase.ADAPT,
         needs="a family with modules that cannot compute batches in the engine's layout, or cannot be captured",
         replaces="these modules or their methods; see the family's model.py",
         apply=lambda target, changes: None if adapt is None else adapt(target.model, changes),
@@ -81,7 +81,7 @@ def _counted(words: str, change: Callable[[Target, Changes], int]) -> Callable[[
 OPERATIONS = (
     Operation(
         "exact float32",
-        Stage.ADAPT,
+        Phase.ADAPT,
         needs="float32",
         replaces="nothing in the model; during passes no library rounds operands",
         apply=keep_float32_exact,
@@ -89,14 +89,14 @@ OPERATIONS = (
     ),
     Operation(
         "two scales",
-        Stage.ADAPT,
+        Phase.ADAPT,
         needs="a rotary embedding of the type longrope",
         replaces="it, by one that chooses its scale per sequence",
         apply=lambda target, changes: replace_two_scales(target.model, changes),
     ),
     Operation(
         "latents",
-        Stage.ADAPT,
+        Phase.ADAPT,
         needs="layers of latent attention: with kv_a_proj_with_mqa, kv_b_proj and expand_kv",
         replaces="kv_b_proj and expand_kv, so that attention gets latents",
         apply=_counted(
@@ -105,7 +105,7 @@ OPERATIONS = (
     ),
     Operation(
         "parts of ranks",
-        Stage.SHARD,
+        Phase.SHARD,
         needs="ranks that share the model",
         replaces="attention's configurations, by ones with its heads; the embedding's forward, by one of its own rows",
         apply=resize,
@@ -113,7 +113,7 @@ OPERATIONS = (
     ),
     Operation(
         "fused linears",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, gate and up, or the like, of "
         "one input",
         replaces="each group by one product, where the outputs stay the same",
@@ -126,7 +126,7 @@ OPERATIONS = (
     ),
     Operation(
         "Conv1Ds as linears",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware; transformers' Conv1D, as GPT-2 has it",
         replaces="them, by linear layers",
         apply=_counted("Replaced %d Conv1Ds.", lambda target, changes: take_conv1ds(target.model, changes)),
@@ -134,7 +134,7 @@ OPERATIONS = (
     ),
     Operation(
         "fused norms",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU with bfloat16 in hardware, and llvmlite; RMS norms of the text model in bfloat16",
         replaces="them, by functions compiled for this CPU, which round as they do",
         apply=_counted(
@@ -145,7 +145,7 @@ OPERATIONS = (
     ),
     Operation(
         "experts as layers",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware; experts of the usual form",
         replaces="them, by layers that compute only the rows that chose them",
         apply=_counted(
@@ -156,7 +156,7 @@ OPERATIONS = (
     ),
     Operation(
         "packed convolutions",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU with oneDNN and float32, or bfloat16 in hardware; convolutions that see each patch once",
         replaces="them, by matrix products with packed weights",
         apply=_counted(
@@ -167,7 +167,7 @@ OPERATIONS = (
     ),
     Operation(
         "ELUs by tanh",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU; ELUs, as audio codecs have them",
         replaces="them, by functions that the CPU computes with vectors in float32",
         apply=_counted("Replaced %d ELUs.", lambda target, changes: replace_elus(target.model, changes)),
@@ -175,7 +175,7 @@ OPERATIONS = (
     ),
     Operation(
         "packed linears",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware",
         replaces="linear layers, by ones with weights in the order of products compiled for this CPU (bfloat16, with "
         "llvmlite), in oneDNN's order, or, without oneDNN, with tiled outputs",
@@ -184,7 +184,7 @@ OPERATIONS = (
     ),
     Operation(
         "weights in huge pages",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU, and weights of few bits that it multiplies as they are",
         replaces="nothing in the model; weights that were not joined move to memory that is read faster",
         apply=use_pages,
@@ -192,7 +192,7 @@ OPERATIONS = (
     ),
     Operation(
         "padded rows",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a CPU and 16 bits that it does not multiply in hardware",
         replaces="linear layers, by ones that pad rows to few distinct numbers",
         apply=_counted(
@@ -203,7 +203,7 @@ OPERATIONS = (
     ),
     Operation(
         "padded MLPs",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU; gated MLPs of an odd inner size",
         replaces="their weights, by ones with extra units of zero weight",
         apply=_counted(
@@ -216,7 +216,7 @@ OPERATIONS = (
     ),
     Operation(
         "patch products",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU; convolutions over time and space that see each patch once",
         replaces="them, by matrix products",
         apply=_counted(
@@ -227,7 +227,7 @@ OPERATIONS = (
     ),
     Operation(
         "fused linears",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU; layers with q, k and v, gate and up, or the like, of one input",
         replaces="each group by one product, where the outputs stay the same",
         apply=_counted(
@@ -237,7 +237,7 @@ OPERATIONS = (
     ),
     Operation(
         "single-row linears",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU and 16 bits; the text model's linear layers and the head",
         replaces="them, by ones with a special kernel for a single row",
         apply=single_rows.use_linears,
@@ -245,7 +245,7 @@ OPERATIONS = (
     ),
     Operation(
         "single-row experts",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU and 16 bits; gated experts with an output's inputs side by side, or of MXFP4 numbers",
         replaces="their products of a single row, by kernels that read chosen experts alone, if a trial agrees",
         apply=single_rows.use_experts,
@@ -253,7 +253,7 @@ OPERATIONS = (
     ),
     Operation(
         "single-row routers",
-        Stage.FUSE,
+        Phase.FUSE,
         needs="a GPU and 16 bits; routers by softmax or sigmoid, with corrections and groups or without",
         replaces="their choice for a single row, by two kernels, if a trial agrees",
         apply=single_rows.use_routers,
@@ -261,7 +261,7 @@ OPERATIONS = (
     ),
     Operation(
         "LoRA",
-        Stage.LORA,
+        Phase.LORA,
         needs="max_loras; the decoder's linear layers",
         replaces="them, by ones that add the adapters of a step's tokens",
         apply=attach_slots,
@@ -269,7 +269,7 @@ OPERATIONS = (
     ),
     Operation(
         "sums over ranks",
-        Stage.SUM,
+        Phase.SUM,
         needs="ranks that share the model",
         replaces="modules of which each rank computes a part of every output, and the head, by ones that add or join",
         apply=sum_up,
@@ -277,7 +277,7 @@ OPERATIONS = (
     ),
     Operation(
         "layers in two calls",
-        Stage.COMPILE,
+        Phase.COMPILE,
         needs="a CPU, and weights of few bits or bfloat16 that it multiplies so; decoder layers of the usual form",
         replaces="their forward: functions compiled for this CPU compute all but attention",
         apply=compute_text_layers,
@@ -285,7 +285,7 @@ OPERATIONS = (
     ),
     Operation(
         "layer numbers",
-        Stage.COMPILE,
+        Phase.COMPILE,
         needs="a GPU; modules with a layer index",
         replaces="nothing; they get the index as a tensor, for compiled code",
         apply=lambda target, changes: number_layers(text_model(target.model), changes.set),
@@ -293,7 +293,7 @@ OPERATIONS = (
     ),
     Operation(
         "compiled text",
-        Stage.COMPILE,
+        Phase.COMPILE,
         needs="a GPU; the decoder's layers, its last norm and its rotary embedding",
         replaces="their forward, by a compiled one; for a single row by our kernels, where they have that form",
         apply=compile_text,
@@ -301,7 +301,7 @@ OPERATIONS = (
     ),
     Operation(
         "compiled towers",
-        Stage.COMPILE,
+        Phase.COMPILE,
         needs="a GPU; stacks of equal blocks outside the text model",
         replaces="their forward, by a compiled one",
         apply=compile_towers,
@@ -309,7 +309,7 @@ OPERATIONS = (
     ),
     Operation(
         "compiler settings",
-        Stage.COMPILE,
+        Phase.COMPILE,
         needs="a GPU",
         replaces="nothing in the model; passes run with the compiler settings that compiled layers need",
         apply=compile_within,
