@@ -28,7 +28,7 @@ from beheld.engine import process, process_group
 from beheld.executor import multi, ray
 from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 
 SPAWN = multi._spawn
 """Starts a fresh process."""

@@ -19,8 +19,8 @@ from beheld.core import (
 )
 from beheld.engine import columns, messages, stats
 from beheld.engine.routing import RoutingStats
-from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
+from beheld.wire.codec import Codec
 
 _CLASSES: tuple[type, ...] = (
     *config.MODEL_CLASSES,

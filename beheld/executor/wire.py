@@ -22,7 +22,7 @@ from beheld.core.media import MediaItem
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.core.request import LoRARequest
 from beheld.core.sampling import Sampling
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from beheld.engine.codec import CODEC
 from beheld.engine.columns import EventColumns
 from beheld.engine.messages import Ping, Pong, Submit
 from beheld.engine.process import spawn
-from beheld.sandbox.link import Link
+from beheld.wire.link import Link
 from tests import tiny
 from tests.inputs.servers import Server, plain
 

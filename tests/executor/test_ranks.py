@@ -36,7 +36,7 @@ from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, Step, StepFailed, packed, unpacked
 from beheld.models.rank_towers import RankTowers
 from beheld.runner import device_wait
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 from tests import ranks, tiny
 from tests.inputs import pipes
 from tests.oracle import cases

@@ -200,7 +200,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
     132: "processing in workers what is large, in `inputs/media/workers.py`",
-    134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
+    134: "`NoRoomError` in `wire/link.py` (the threads that send then end)",
     136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
     138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
     "`server/multipart.py`",
