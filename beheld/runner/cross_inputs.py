@@ -1,4 +1,4 @@
-"""The states of media items that the tokens of a step attend to, gathered from the rows and the encoder store."""
+"""The states of media items that the tokens of a step attend to, gathered from the rows and the encoder cache."""
 
 from __future__ import annotations
 

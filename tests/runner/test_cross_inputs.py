@@ -28,7 +28,7 @@ class CrossAdapter(FakeAdapter):
 
 
 class Store:
-    """An encoder store's states, each with a number of its own."""
+    """An encoder cache's states, each with a number of its own."""
 
     def __init__(self) -> None:
         self.embeds = {name: torch.rand(count, 1, 2, 1, 1) for name, count in STATES.items()}
