@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
-from beheld.api.feed import Run
+from beheld.api.feed import JobGroup
 from beheld.checkpoint.weights import chosen
 from beheld.core.errors import (
     CapacityError,
@@ -177,7 +177,7 @@ def test_plain_texts_are_prepared_in_runs(llm: LLM, media: bool, monkeypatch: py
         monkeypatch.setattr(llm._inputs, "_info", dataclasses.replace(llm._info, modalities=("image",)))
         monkeypatch.setattr(llm._jobs, "_pools_texts", False)
     found = [
-        len(job) if isinstance(job, Run) else job.light
+        len(job) if isinstance(job, JobGroup) else job.light
         for job in llm._jobs.jobs(texts, PoolingParams(), None, None).each
     ]
     assert found == ([False] * len(texts) if media else [4, 4, 4, 4, 4, 1, False, 2])
@@ -198,7 +198,7 @@ def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
     right: list[Any] = [TEXTS[0], [1, 2, 3], {"prompt": TEXTS[1]}, {"prompt_token_ids": [4, 5]}, TEXTS[3]]
     mixed = [prompt for pair in zip(right, WRONG, strict=False) for prompt in pair] + list(WRONG[len(right) :])
     (run,) = llm._jobs.jobs(mixed[:8], PoolingParams(), None, None).each
-    assert isinstance(run, Run)
+    assert isinstance(run, JobGroup)
     outputs = llm.embed(mixed, on_error="return", use_tqdm=False)
     for prompt, output in zip(mixed, outputs, strict=True):
         if prompt in right:

@@ -169,7 +169,8 @@ def oom(*given: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("stage", ["load", "prepare"])
 def test_a_lack_of_memory_names_stage_sizes_and_remedy(stage: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.models import load, prepare
+    from beheld.models import load
+    from beheld.models.surgery import operations
 
     gpu.others = 79 * GIB
     if stage == "load":
@@ -177,7 +178,7 @@ def test_a_lack_of_memory_names_stage_sizes_and_remedy(stage: str, gpu: Gpu, mon
     else:
         loaded = SimpleNamespace(target=SimpleNamespace(shards=None))
         monkeypatch.setattr(load, "load_model", lambda *given: loaded)
-        monkeypatch.setattr(prepare, "prepare", oom)
+        monkeypatch.setattr(operations, "operations_of", oom)
     with pytest.raises(CapacityError) as caught:
         registry.build(*wants())
     said = str(caught.value)
