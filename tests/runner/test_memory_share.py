@@ -176,7 +176,7 @@ def test_a_lack_of_memory_names_stage_sizes_and_remedy(stage: str, gpu: Gpu, mon
     if stage == "load":
         monkeypatch.setattr(load, "_from_files", oom)
     else:
-        loaded = SimpleNamespace(target=SimpleNamespace(shards=None))
+        loaded = SimpleNamespace(target=SimpleNamespace(shards=None), perform=oom)
         monkeypatch.setattr(load, "load_model", lambda *given: loaded)
         monkeypatch.setattr(operations, "operations_of", oom)
     with pytest.raises(CapacityError) as caught:
