@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
-    from beheld.core.params import PoolingParams, SamplingParams
+    from beheld.core.params import SamplingParams
+    from beheld.core.pooling_params import PoolingParams
     from beheld.core.request import LoRARequest
     from beheld.core.speech import SpeechOrder
 
@@ -37,7 +38,7 @@ _HOMES = {
     "AsyncLLM": "beheld.api.async_llm",
     "EngineArgs": "beheld.core.config",
     "SamplingParams": "beheld.core.params",
-    "PoolingParams": "beheld.core.params",
+    "PoolingParams": "beheld.core.pooling_params",
     "LoRARequest": "beheld.core.request",
     "SpeechOrder": "beheld.core.speech",
     "RequestOutput": "beheld.core.outputs",

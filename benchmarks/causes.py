@@ -46,13 +46,13 @@ def mark_stages() -> None:
 
 def methods() -> list[tuple[type, str, str]]:
     """What launches for each stage."""
-    from beheld.runner.encoder import EncoderStore
+    from beheld.runner.encoder_cache import EncoderCache
     from beheld.runner.graphs import DecodeGraphs
     from beheld.runner.mixed_graphs import MixedGraphs
     from beheld.runner.runner import ModelRunner
 
     return [
-        (EncoderStore, "encode", "encoder"),
+        (EncoderCache, "encode", "encoder"),
         (MixedGraphs, "replay", "prefill"),
         (ModelRunner, "_forward", "prefill"),
         (DecodeGraphs, "replay", "decode"),

@@ -89,7 +89,7 @@ class FirstUse(Bench):
 
     def grammar(self, seed: int) -> float:
         """Answers that follow a JSON schema."""
-        from beheld.core.params import StructuredOutputs
+        from beheld.core.structured_outputs import StructuredOutputs
 
         options = {"structured_outputs": StructuredOutputs(json=_SCHEMA), "ignore_eos": False}
         return self.run(self.text_prompts(2, 100, seed), 16, **options)

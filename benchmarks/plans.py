@@ -15,8 +15,8 @@ import time
 
 from beheld.core.plan import SeqSlice, StepPlan
 from beheld.executor.wire import CODEC, packed, unpacked
-from beheld.sandbox.codec import Encoded
-from beheld.sandbox.link import Link, pair
+from beheld.wire.codec import Encoded
+from beheld.wire.link import Link, pair
 
 _ROUNDS, _WARM = 500, 50
 

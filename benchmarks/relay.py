@@ -21,15 +21,15 @@ from typing import Any
 
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Sampling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import columns_of
 from beheld.engine.label import label_of
 from beheld.engine.messages import Events, Stop, Submit
 from beheld.engine.shared_engine import FrontRelay, RelayedEngine, SharedEngine
-from beheld.sandbox.link import Link, end_with, pair
 from beheld.utils.allocator import share_arenas
+from beheld.wire.link import Link, end_with, pair
 
 
 def requests(given: argparse.Namespace, count: int) -> list[Request]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample import filters, noise, random_kernel
 
 ROWS = (1, 7, 64, 128, 256)

@@ -152,11 +152,11 @@ def front(given: argparse.Namespace) -> None:
     from beheld.cli.fronts import Fronts
     from beheld.core.config import EngineArgs
     from beheld.engine.process import Spawned
-    from beheld.sandbox.link import pair
     from beheld.server.listen import listen
     from beheld.server.options import ServerOptions
     from beheld.server.serve import run
     from beheld.utils.gc_tuning import paused_collector, set_aside
+    from beheld.wire.link import pair
 
     options = ServerOptions(port=given.port, names=("streams",), max_answers=max(64, given.clients))
     listener = listen(options)
@@ -190,7 +190,7 @@ def engine(given: argparse.Namespace) -> None:
     from beheld.engine.label import label_of
     from beheld.engine.messages import Abort, Close, Events, Ping, Pong, Ready, Submit, Tried, TryItems
     from beheld.engine.setup import start
-    from beheld.sandbox.link import Link, end_with
+    from beheld.wire.link import Link, end_with
 
     end = socket.socket(fileno=given.port)
     end_with(end)

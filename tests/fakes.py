@@ -19,9 +19,10 @@ import numpy as np
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import EngineDeadError
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, PromptLogprobs, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import LoRARequest, Request
+from beheld.core.sampling import Sampling
 from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
 from tests.fake_caches import KINDS, Cell, Read

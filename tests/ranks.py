@@ -28,7 +28,7 @@ from beheld.engine import process, process_group
 from beheld.executor import multi, ray
 from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 
 SPAWN = multi._spawn
 """Starts a fresh process."""
@@ -238,7 +238,7 @@ def _serve(descriptor: int) -> None:
         "beheld.engine.loop",
         "beheld.runner.build",
         "beheld.models.hf",
-        "beheld.models.prepare",
+        "beheld.models.surgery.operations",
         "beheld.parallel.group",
     ):
         importlib.import_module(name)

@@ -41,13 +41,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "platform",
     },
     "checkpoint": {"mote", "families"},
-    "sandbox": {"platform"},
+    # How values go from process to process.
+    "wire": set(),
+    "sandbox": {"platform", "wire"},
     "cluster": set(),
-    "encoders": {"sandbox"},
-    "inputs": {"families", "checkpoint", "structured", "sandbox", "encoders"},
+    "encoders": {"wire"},
+    "inputs": {"families", "checkpoint", "structured", "sandbox", "encoders", "wire"},
     "text": set(),
     "scheduler": set(),
-    "structured": {"sandbox"},
+    "structured": {"sandbox", "wire"},
     "parallel": {"platform"},
     "attention": {"platform"},
     "sample": {"platform"},
@@ -67,11 +69,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "platform",
     },
     "runner": {"models", "sample", "pool", "attention", "parallel", "platform"},
-    "executor": {"runner", "parallel", "platform", "sandbox", "cluster"},
+    "executor": {"runner", "parallel", "platform", "cluster", "wire"},
     # Where a method of quantization runs is known without torch.
     "quant/availability": {"platform"},
     "engine": {
-        *("cluster", "encoders", "scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"),
+        *("cluster", "encoders", "scheduler", "structured", "executor", "checkpoint", "platform", "wire"),
         "quant/availability",
     },
     "api": {"inputs", "text", "engine", "structured", "platform"},
@@ -333,6 +335,26 @@ GUIDES = [
 ]
 
 
+@cache
+def members() -> dict[str, set[str]]:
+    """Class of the house -> the names of its methods and fields, those that it inherits, too."""
+    found: dict[str, set[str]] = {}
+    bases: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                own = found[node.name] = set()
+                for each in ast.walk(node):
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                        own.add(each.name)
+                    elif isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
+                        own.add(each.id if isinstance(each, ast.Name) else each.attr)
+    for kind in found:
+        found[kind] = found[kind].union(*(found.get(base, set()) for base in bases[kind]))
+    return found
+
+
 @for_each(GUIDES)
 def test_guides_name_files_and_names_that_exist(path: Path) -> None:
     code = [file for folder in (HOUSE, ROOT / "tests", ROOT / "benchmarks") for file in sorted(folder.rglob("*.py"))]
@@ -343,6 +365,8 @@ def test_guides_name_files_and_names_that_exist(path: Path) -> None:
             assert any(f"/{file}".endswith(f"/{shown}") for file in files), f"there is no file {shown}"
         elif re.fullmatch(r"[A-Za-z_][\w.]*", shown) and not shown.endswith((".md", ".json", ".jinja")):
             assert set(shown.split(".")) <= words, f"nothing is called {shown}"
+            kind, _, name = shown.partition(".")
+            assert not name or kind not in members() or name in members()[kind], f"{kind} has no {name}"
 
 
 # File -> names that are a model type too, and stand there for something else.

@@ -16,18 +16,22 @@ from beheld.api import long_texts, transcribe
 from beheld.api.beam import answer_of, blaming_beams, step_of
 from beheld.api.collectors import Params, collector_of
 from beheld.api.live_request import LiveRequest, Pieces
+from beheld.api.live_requests import LiveRequests
 from beheld.api.pools import Pools
 from beheld.api.preparation import Preparation
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
 from beheld.api.turn_buffer import TurnBuffer
+from beheld.api.user_request import UserRequest
 from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import AsleepError, EngineDeadError, ParamsError, StepError
-from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
-from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
-from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.outputs import PoolingRequestOutput, RequestOutput
+from beheld.core.params import RequestOutputKind, SamplingParams
+from beheld.core.pooling_params import Alignment, Pooling, PoolingParams
+from beheld.core.request import LoRARequest, Request
+from beheld.core.sampling import Sampling
 from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.messages import (
@@ -63,7 +67,6 @@ from beheld.inputs.sampling import option_checks
 from beheld.platform.room import check_room
 from beheld.utils import env
 from beheld.utils.host_turns import HostTurns
-from beheld.utils.tally import Tally
 
 __all__ = [
     "AsyncLLM",
@@ -81,11 +84,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 # How many parts of one text the engine has at a time.
 _PARTS_AT_ONCE = 4
-# Bounds of the seconds from token to token.
-_TOKEN_GAPS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
 _KINDS = {
     RequestOutputKind.CUMULATIVE: Pieces.CUMULATIVE,
     RequestOutputKind.DELTA: Pieces.DELTA,
@@ -173,12 +171,12 @@ class AsyncLLM:
         self._preparation = Preparation(self._inputs, Pools(self.host, remote.place), self._check_alive)
         self._outbox = TurnBuffer[Request](lambda requests: self._engine.send(Submit(tuple(requests))))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[str, LiveRequest] = {}
+        self._live = LiveRequests(lambda request_id: self._engine.send(Stop(request_id)))
         # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
         self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         # Seconds from token to token of answers, as they come from the engine.
-        self.token_gaps = Tally(_TOKEN_GAPS)
+        self.token_gaps = self._live.token_gaps
         # What the engine lacks, as it last reported, and the level at which it was sent to sleep.
         self._lacks = frozenset[EnginePart]()
         self._level = 0
@@ -226,16 +224,18 @@ class AsyncLLM:
         kind = _KINDS[sampling_params.output_kind] if sampling_params is not None else Pieces.CUMULATIVE
         held = kind if pieces is None else Pieces(pieces)
         return self._answer(
-            prompt,
-            sampling_params,
-            request_id,
-            lora_request,
-            priority,
-            held,
-            prepared=prepared,
-            client=client,
-            grounding=grounding,
-            lazy_prompt=lazy_prompt,
+            UserRequest(
+                prompt,
+                sampling_params,
+                request_id,
+                lora_request,
+                priority,
+                held,
+                client,
+                prepared=prepared,
+                grounding=grounding,
+                lazy_prompt=lazy_prompt,
+            )
         )
 
     def chat(
@@ -261,19 +261,20 @@ class AsyncLLM:
             prepared: called when the messages are processed and no reference to them is kept.
             options: further fields of Chat.
         """
-        prompt = Chat(messages, **options)
         return self._answer(
-            prompt,
-            sampling_params,
-            request_id,
-            lora_request,
-            priority,
-            Pieces(pieces),
-            marks,
-            prepared,
-            client,
-            grounding,
-            lazy_prompt,
+            UserRequest(
+                Chat(messages, **options),
+                sampling_params,
+                request_id,
+                lora_request,
+                priority,
+                Pieces(pieces),
+                client,
+                marks,
+                prepared,
+                grounding,
+                lazy_prompt,
+            )
         )
 
     async def beam_search(
@@ -329,7 +330,7 @@ class AsyncLLM:
                 for place, beam in enumerate(search.beams)
             ]
             try:
-                answered = [await self._ended(live) for live in asked]
+                answered = [await live.ended() for live in asked]
             finally:
                 for live in asked:
                     self._forget(live)
@@ -361,7 +362,7 @@ class AsyncLLM:
         params = PoolingParams() if pooling_params is None else pooling_params
         if long_texts.may_be_long(prompt, params, self.info.pooler, self.config.max_model_len):
             return self._encode_parts(prompt, params, request_id, lora_request, priority, client)
-        return self._answer(prompt, params, request_id, lora_request, priority, Pieces.FINAL, client=client)
+        return self._answer(UserRequest(prompt, params, request_id, lora_request, priority, Pieces.FINAL, client))
 
     async def _encode_parts(
         self,
@@ -381,7 +382,7 @@ class AsyncLLM:
         if len(parts) == 1:
             # Its ids are known, so its text is not encoded again.
             (part,) = parts
-            whole = self._answer(part, own, name, lora, priority, Pieces.FINAL, client=client)
+            whole = self._answer(UserRequest(part, own, name, lora, priority, Pieces.FINAL, client))
             async with contextlib.aclosing(whole) as answers:
                 async for answer in answers:
                     yield replace(answer, prompt=long_texts.text_of(prompt))
@@ -394,7 +395,7 @@ class AsyncLLM:
             async with room:
                 if name not in self._in_parts:
                     return long_texts.aborted(part_name)
-                made = self._answer(part, own, part_name, lora, priority, Pieces.FINAL, client=client)
+                made = self._answer(UserRequest(part, own, part_name, lora, priority, Pieces.FINAL, client))
                 async with contextlib.aclosing(made) as outputs:
                     async for output in outputs:
                         found: PoolingRequestOutput = output
@@ -490,7 +491,7 @@ class AsyncLLM:
         request = replace(await self._preparation.prepared(order), params=Pooling(alignment=alignment))
         live = self._begin(request, PoolingParams(), started)
         try:
-            output = await self._ended(live)
+            output = await live.ended()
         finally:
             self._forget(live)
         if output.outputs is None:
@@ -514,7 +515,7 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """End a request; its generator yields a last output with the finish reason "abort"."""
         parts = self._in_parts.pop(request_id, None)
-        found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
+        found = self._live.named(request_id)
         names = found.request_ids if found is not None else tuple(part for part in parts or () if part in self._live)
         if names:
             self._outbox.flush()
@@ -786,56 +787,23 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------ one request
 
-    async def _answer(
-        self,
-        prompt: PromptType | Chat | Pair,
-        params: Params | None,
-        request_id: str | None,
-        lora: LoRARequest | None,
-        priority: int,
-        pieces: Pieces,
-        marks: Collection[str] = (),
-        prepared: Callable[[], None] = lambda: None,
-        client: str = "",
-        grounding: bool = False,
-        lazy_prompt: bool = False,
-    ) -> AsyncGenerator[Any, None]:
-        with self.host.asking(client):
-            live = await self._submit(
-                prompt, params, request_id, lora, priority, pieces, marks, client, grounding, lazy_prompt
-            )
+    async def _answer(self, asked: UserRequest) -> AsyncGenerator[Any, None]:
+        with self.host.asking(asked.client):
+            live = await self._submit(asked)
+            prepared = asked.prepared
             # The input may be large, and the answer may take long.
-            del prompt
+            del asked
             prepared()
             try:
                 while True:
-                    await live.changed.wait()
-                    live.changed.clear()
-                    output = live.collector.delta() if pieces is Pieces.DELTA else live.collector.output()
-                    if output.error is not None:
-                        raise output.error
-                    output.milliseconds = live.milliseconds()
-                    if isinstance(output, RequestOutput):
-                        output.metrics = live.metrics(output)
+                    output = await live.next_output()
                     yield output
                     if output.finished:
                         return
             finally:
                 self._forget(live)
 
-    async def _submit(
-        self,
-        prompt: PromptType | Chat | Pair,
-        params: Params | None,
-        request_id: str | None,
-        lora: LoRARequest | None,
-        priority: int,
-        pieces: Pieces,
-        marks: Collection[str],
-        client: str,
-        grounding: bool,
-        lazy_prompt: bool,
-    ) -> LiveRequest:
+    async def _submit(self, asked: UserRequest) -> LiveRequest:
         self._check_alive()
         if self._lacks & MEMORY:
             # Before media are fetched and prepared.
@@ -843,22 +811,33 @@ class AsyncLLM:
         self._attach()
         started = time.monotonic()
         number = next(self._numbers)
-        name = str(number) if request_id is None else request_id
-        chosen = self.get_default_sampling_params() if params is None else params
+        name = str(number) if asked.request_id is None else asked.request_id
+        chosen = self.get_default_sampling_params() if asked.params is None else asked.params
         chosen.verify()
         self._check_name(name)
         seed = seed_of(chosen, self.config.seed, number)
-        order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
+        order = RequestOrder(
+            asked.prompt,
+            chosen,
+            name,
+            asked.lora,
+            asked.priority,
+            started,
+            asked.client,
+            seed,
+            grounding=asked.grounding,
+        )
         first = await self._preparation.prepared(order)
-        if pieces is Pieces.FINAL:
+        if asked.pieces is Pieces.FINAL:
             first = _read_at_end(first, chosen)
         requests = answers(first, chosen, seed)
-        collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
+        tokenizer = self._inputs.tokenizer
+        collector = collector_of(name, chosen, requests, tokenizer, asked.marks, lazy_prompt=asked.lazy_prompt)
         ids = tuple(request.id for request in requests)
         longest = first.params.max_tokens if isinstance(first.params, Sampling) else None
-        live = LiveRequest(collector, ids, pieces, started, time.monotonic(), longest)
+        live = LiveRequest(collector, ids, asked.pieces, started, time.monotonic(), longest)
         self._check_alive()
-        self._live.update(dict.fromkeys(ids, live))
+        self._live.add(live)
         if isinstance(chosen, PoolingParams) and not first.spans:
             self._outbox.add(first)
         else:
@@ -870,23 +849,13 @@ class AsyncLLM:
         self._check_alive()
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
         live = LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
-        self._live[request.id] = live
+        self._live.add(live)
         self._engine.send(Submit((_read_at_end(request, params),)))
         return live
 
-    async def _ended(self, live: LiveRequest) -> Any:
-        """The whole output of a request."""
-        await live.changed.wait()
-        output = live.collector.output()
-        if output.error is not None:
-            raise output.error
-        output.milliseconds = live.milliseconds()
-        return output
-
     def _forget(self, live: LiveRequest) -> None:
         """Clean up after the generator's end, for any reason; abort what still runs."""
-        left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
-        if left:
+        if left := self._live.drop(live):
             self._outbox.flush()
             self._engine.send(Abort(left))
 
@@ -902,7 +871,7 @@ class AsyncLLM:
         if isinstance(reply, Events):
             now = time.monotonic()
             for event in reply.events:
-                self._push(event, now)
+                self._live.push(event, now)
         elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
             if isinstance(reply, Asleep):
                 self._lacks = reply.lacks
@@ -926,42 +895,17 @@ class AsyncLLM:
             self._reason = f"The engine has died ({reply.reason})."
             self._fail_all()
 
-    def _push(self, event: TokenEvent, now: float) -> None:
-        live = self._live.get(event.request_id)
-        if live is None:
-            return
-        if live.first_token is None:
-            live.first_token = now
-            live.waited_s = event.waited_s
-        if event.token_ids:
-            if (last := live.last_tokens.get(event.request_id)) is not None:
-                # Of an answer that is read at its end several tokens come at once.
-                self.token_gaps.add((now - last) / len(event.token_ids), len(event.token_ids))
-            live.last_tokens[event.request_id] = now
-        if live.collector.push(event):
-            self._engine.send(Stop(event.request_id))
-            del self._live[event.request_id]
-        elif event.finish is not None:
-            del self._live[event.request_id]
-        elif live.pieces is Pieces.FINAL:
-            # Most events: the request goes on, and only its end is waited for.
-            return
-        if live.pieces is not Pieces.FINAL or live.collector.finished:
-            live.changed.set()
-
     def _fail(self, request_ids: Sequence[str], number: int | None) -> None:
         """Fail these requests: a message from or to them is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
-        for name in request_ids:
-            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error), time.monotonic())
+        self._live.fail(error, request_ids)
         waiting = None if number is None else self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
 
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it again.")
-        for name in list(self._live):
-            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error), time.monotonic())
+        self._live.fail(error)
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)
@@ -969,7 +913,7 @@ class AsyncLLM:
     # ------------------------------------------------------------------ how
 
     def _check_name(self, name: str) -> None:
-        if name in self._live or f"{name}#0" in self._live or name in self._in_parts:
+        if self._live.named(name) is not None or name in self._in_parts:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
 
     def _check_alive(self) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from beheld.core.errors import BeheldError
 from beheld.core.outputs import PooledRequestOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import FinishReason, Request
 from beheld.text.collect import Collector
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from beheld.api.collectors import PooledOutput
 from beheld.core.outputs import PoolingRequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import Request
 from beheld.utils.gc_tuning import collecting
 from beheld.utils.gil import take_turns
@@ -60,13 +61,13 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class JobGroup:
     """Prompts to be pooled, in a row, that are prepared together and at once: each would take microseconds alone.
 
     Attributes:
         ids: of each.
         params: of all.
-        requests: PromptJobs.run_requests of these prompts: gives the request of each, or its error.
+        requests: PromptJobs._group_requests of these prompts: gives the request of each, or its error.
         kind: of the outputs.
     """
 
@@ -92,11 +93,11 @@ class Jobs:
     """Jobs in order.
 
     Attributes:
-        each: yields the jobs, and runs of them; only the thread that `reading` names runs it and closes it.
-        total: number of jobs if known, for display; a run has as many as it has prompts.
+        each: yields the jobs, and groups of them; only the thread that `reading` names runs it and closes it.
+        total: number of jobs if known, for display; a group has as many as it has prompts.
     """
 
-    each: Generator[Job | Run, None, None]
+    each: Generator[Job | JobGroup, None, None]
     reading: Reading
     total: int | None = None
 
@@ -105,18 +106,18 @@ class Jobs:
 class Fed:
     """A job whose requests are ready, or that failed: `requests()` returns them or raises the error.
 
-    Times are seconds of a monotonic clock. Of a run, `index` is that of its first prompt.
+    Times are seconds of a monotonic clock. Of a group, `index` is that of its first prompt.
     """
 
     index: int
-    job: Job | Run
+    job: Job | JobGroup
     made: list[Any]
     error: BaseException | None
     started: float
     prepared: float
 
     def requests(self) -> list[Any]:
-        """The prepared requests; in a run, an error takes the place of a request that could not be prepared."""
+        """The prepared requests; in a group, an error takes the place of a request that could not be prepared."""
         if self.error is None:
             return self.made
         try:
@@ -131,7 +132,7 @@ class _Ahead:
     """A job that was read and not taken: its place, its requests or error, and when its preparation began and ended."""
 
     index: int
-    job: Job | Run
+    job: Job | JobGroup
     made: list[Any] = field(default_factory=list)
     error: BaseException | None = None
     times: list[float] = field(default_factory=list)
@@ -299,7 +300,7 @@ class Feed:
                 return
             ahead = _Ahead(self._num_read, job)
             self._ahead.append(ahead)
-            self._num_read += len(job) if isinstance(job, Run) else 1
+            self._num_read += len(job) if isinstance(job, JobGroup) else 1
             if self._pool is not None and not job.light:
                 self._pool.submit(self._prepare, ahead)
             self._changed.notify_all()
@@ -359,7 +360,7 @@ class Feed:
 
 
 def _bytes_of(ahead: _Ahead) -> int:
-    return 0 if isinstance(ahead.job, Run) else feature_bytes(ahead.made)
+    return 0 if isinstance(ahead.job, JobGroup) else feature_bytes(ahead.made)
 
 
 def feature_bytes(requests: list[Request]) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from beheld.api.collectors import RequestCollector
 from beheld.core.outputs import RequestMetrics, RequestOutput, metrics_of
@@ -48,6 +49,35 @@ class LiveRequest:
     # By the number of each answer.
     _num_tokens: dict[int, int] = field(default_factory=dict)
     _finish_reasons: dict[int, str] = field(default_factory=dict)
+
+    async def next_output(self) -> Any:
+        """Wait for something new, and return it in the form that was asked for.
+
+        Raises:
+            UserError, EngineError: the request failed.
+        """
+        await self.changed.wait()
+        self.changed.clear()
+        output = self.collector.delta() if self.pieces is Pieces.DELTA else self.collector.output()
+        if output.error is not None:
+            raise output.error
+        output.milliseconds = self.milliseconds()
+        if isinstance(output, RequestOutput):
+            output.metrics = self.metrics(output)
+        return output
+
+    async def ended(self) -> Any:
+        """The whole output, of a request whose answer is read only once it is complete.
+
+        Raises:
+            UserError, EngineError: the request failed.
+        """
+        await self.changed.wait()
+        output = self.collector.output()
+        if output.error is not None:
+            raise output.error
+        output.milliseconds = self.milliseconds()
+        return output
 
     def milliseconds(self) -> dict[str, float]:
         """How long each part of its way took until now."""

@@ -26,9 +26,11 @@ from beheld.core.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PAIR_BOUNDS, PoolingParams, pooling_task
 from beheld.core.request import LoRARequest
 from beheld.core.sleep import level_of, mode_of, parts_of
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.engine.ranks import LAUNCHED
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, PromptType

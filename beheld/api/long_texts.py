@@ -11,8 +11,8 @@ from beheld.api.collectors import failed
 from beheld.api.per_prompt import value_at
 from beheld.core.errors import UserError
 from beheld.core.outputs import PoolingOutput, PoolingRequestOutput
-from beheld.core.params import PoolingParams
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import PoolingParams
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 
 # The most ids that tokenizers make of one character, and around a text.

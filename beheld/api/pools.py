@@ -10,7 +10,8 @@ from contextlib import nullcontext
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api.front_place import ALONE, FrontPlace
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.fetch.fetch import is_remote
 from beheld.inputs.pipeline import Chat, Pair, PromptType

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api.pools import Pools, has_grammar, names_remote
 from beheld.api.turn_buffer import TurnBuffer
-from beheld.core.params import PoolingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline, PromptType, RequestOrder
-from beheld.inputs.stages import ReadRequest
+from beheld.inputs.request_forms import ReadRequest
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import quick_turns
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 # How many texts one job in a thread prepares: it takes a few milliseconds, and other clients' texts wait for it.
-_RUN = 64
+_GROUP = 64
 
 
 class Preparation:
@@ -100,19 +100,21 @@ class Preparation:
             if not prepared.done():
                 by_client.setdefault(order.client, []).append((order, prepared))
         for client, own in by_client.items():
-            for first in range(0, len(own), _RUN):
-                job = asyncio.ensure_future(self._prepare_run(client, own[first : first + _RUN]))
+            for first in range(0, len(own), _GROUP):
+                job = asyncio.ensure_future(self._prepare_group(client, own[first : first + _GROUP]))
                 self._jobs.add(job)
                 job.add_done_callback(self._jobs.discard)
 
-    async def _prepare_run(self, client: str, run: Sequence[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
+    async def _prepare_group(self, client: str, group: Sequence[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
         """Prepare texts in a thread. Each has its own result or error; if the job itself fails, all have its error."""
         made: Sequence[Request | BaseException]
         try:
-            made = await self._run_in(self._pools.text, client, self._inputs.prepare_run, [order for order, _ in run])
+            made = await self._run_in(
+                self._pools.text, client, self._inputs.prepare_group, [order for order, _ in group]
+            )
         except BaseException as error:
-            made = [error] * len(run)
-        for (_, prepared), one in zip(run, made, strict=True):
+            made = [error] * len(group)
+        for (_, prepared), one in zip(group, made, strict=True):
             if prepared.done():
                 # Nobody waits for it any more.
                 continue

@@ -12,14 +12,15 @@ from typing import Any
 
 from beheld.api import iterables
 from beheld.api.collectors import Params
-from beheld.api.feed import Job, Jobs, Reading, Run
+from beheld.api.feed import Job, JobGroup, Jobs, Reading
 from beheld.api.offline_engine import OfflineEngine
 from beheld.api.per_prompt import check_enough, check_lengths, lengths_of, value_at
 from beheld.api.pools import has_grammar
 from beheld.api.seeds import answers, seed_of
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.inputs.pipeline import Chat, InputPipeline, Pair, PromptType, RequestOrder
 from beheld.inputs.prompt.reader import plain_form
@@ -30,8 +31,8 @@ logger = get_logger(__name__)
 
 # The most plain prompts that are prepared together, and the most letters or token ids of all of them: no step begins
 # meanwhile.
-_RUN = 256
-_RUN_LETTERS = 1 << 18
+_GROUP = 256
+_GROUP_LETTERS = 1 << 18
 
 
 class PromptJobs:
@@ -73,7 +74,7 @@ class PromptJobs:
         Args:
             chat: the fields of Chat if the items are conversations; None if they are prompts.
             common: entries of every prompt.
-            kind: of the outputs of runs.
+            kind: of the outputs of groups.
         """
         if params is None:
             params = self._inputs.default_params()
@@ -97,7 +98,7 @@ class PromptJobs:
             and chat is None
             and common is None
         ):
-            return Jobs(self._runs(items, params, priority, kind), Reading.TAKER, len(items))
+            return Jobs(self._groups(items, params, priority, kind), Reading.TAKER, len(items))
 
         def each() -> Generator[Job, None, None]:
             number = 0
@@ -121,15 +122,15 @@ class PromptJobs:
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _runs(self, items: list[Any], params: Any, priority: Any, kind: Any) -> Generator[Job | Run, None, None]:
-        """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `jobs`."""
+    def _groups(self, items: list[Any], params: Any, priority: Any, kind: Any) -> Generator[Job | JobGroup, None, None]:
+        """Groups of plain prompts with equal parameters, and a job for each other item; arguments as of `jobs`."""
         # An earlier call that was interrupted may have left ids, and the tokenizer may have changed since.
         self._inputs.reader.read_ahead((), first=True)
         index = 0
         while index < len(items):
             own = value_at(params, index)
-            stop, room = index, _RUN_LETTERS
-            while stop < min(len(items), index + _RUN):
+            stop, room = index, _GROUP_LETTERS
+            while stop < min(len(items), index + _GROUP):
                 size = _plain_size(items[stop])
                 if size is None or size > room or value_at(params, stop) is not own:
                     break
@@ -141,20 +142,20 @@ class PromptJobs:
             self._engine()
             names = list(map(str, itertools.islice(self._numbers, stop - index)))
             urgent = [value_at(priority, place) or 0 for place in range(index, stop)]
-            prepare = partial(self._run_requests, items[index:stop], own, names, urgent)
-            yield Run(names, own, prepare, kind)
+            prepare = partial(self._group_requests, items[index:stop], own, names, urgent)
+            yield JobGroup(names, own, prepare, kind)
             index = stop
 
-    def _run_requests(
+    def _group_requests(
         self, prompts: list[Any], params: PoolingParams, names: list[str], priorities: list[int]
     ) -> list[Request | Exception]:
-        """Prepare a run in the calling thread: the request of each prompt, or its error."""
+        """Prepare a group in the calling thread: the request of each prompt, or its error."""
         arrival = time.monotonic()
         try:
-            made: list[Any] = self._inputs.plain_run(prompts, params, names, priorities, arrival)
+            made: list[Any] = self._inputs.plain_group(prompts, params, names, priorities, arrival)
         except Exception:
             # Prepared alone, only the prompt at fault fails.
-            logger.debug("Prompts of a run are prepared one by one.", exc_info=True)
+            logger.debug("Prompts of a group are prepared one by one.", exc_info=True)
             made = [None] * len(prompts)
         for place, request in enumerate(made):
             if request is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beheld.api.collectors import Output, PooledOutput, RequestCollector, collector_of, failed, pooled
-from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, Run, feature_bytes
+from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, JobGroup, Jobs, Reading, feature_bytes
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
 from beheld.core.errors import AsleepError, BeheldError, EngineDeadError, EngineError, ParamsError
@@ -41,7 +41,7 @@ class _LiveJob:
 
 @dataclass(slots=True, eq=False)
 class _LivePrompt:
-    """A prompt of a run that is being pooled: its one event is its end."""
+    """A prompt of a group that is being pooled: its one event is its end."""
 
     index: int
     request: Request
@@ -180,7 +180,7 @@ class OfflineRun:
     ) -> Iterator[tuple[int, Output | None, _LiveJob | None]]:
         """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event.
 
-        A prompt of a run is no live job.
+        A prompt of a group is no live job.
 
         Args:
             at_end: the caller reads no output before its job is complete.
@@ -243,7 +243,7 @@ class OfflineRun:
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _pooled(self, events: Sequence[TokenEvent]) -> dict[str, tuple[int, Output]]:
-        """The index and the output of each prompt of a run that one of these events ends, by its id."""
+        """The index and the output of each prompt of a group that one of these events ends, by its id."""
         found: dict[str, tuple[int, Output]] = {}
         if not self._prompts:
             return found
@@ -294,9 +294,9 @@ class OfflineRun:
                     fed = feed.take(wait=False)
             if fed is None:
                 break
-            if isinstance(fed.job, Run):
+            if isinstance(fed.job, JobGroup):
                 with uninterrupted():
-                    failed_ones, requests = self._add_run(fed, fed.job, on_error)
+                    failed_ones, requests = self._add_group(fed, fed.job, on_error)
                 bars.added(len(fed.job))
             else:
                 with uninterrupted():
@@ -312,10 +312,10 @@ class OfflineRun:
         bars.show()
         return failures
 
-    def _add_run(self, fed: Fed, run: Run, on_error: str) -> tuple[list[tuple[int, Output]], list[Request]]:
-        """Queue a run; returns the outputs of what could not be prepared or queued, and the requests of the others."""
+    def _add_group(self, fed: Fed, group: JobGroup, on_error: str) -> tuple[list[tuple[int, Output]], list[Request]]:
+        """Queue a group; returns outputs of what could not be prepared or queued, and the requests of the others."""
         made = fed.requests()
-        errors = {name: one for name, one in zip(run.ids, made, strict=True) if isinstance(one, Exception)}
+        errors = {name: one for name, one in zip(group.ids, made, strict=True) if isinstance(one, Exception)}
         if errors and on_error == "raise":
             raise next(iter(errors.values()))
         requests: list[Request] = [one for one in made if not isinstance(one, Exception)] if errors else made
@@ -324,16 +324,16 @@ class OfflineRun:
         except Exception as error:
             refused = {request.id: error for request in requests}
         errors |= refused
-        for index, (name, request) in enumerate(zip(run.ids, made, strict=True), fed.index):
+        for index, (name, request) in enumerate(zip(group.ids, made, strict=True), fed.index):
             if name not in errors:
-                self._prompts[name] = _LivePrompt(index, request, run.kind, fed.started, fed.prepared)
+                self._prompts[name] = _LivePrompt(index, request, group.kind, fed.started, fed.prepared)
         if refused:
             requests = [request for request in requests if request.id not in refused]
             if on_error == "raise":
                 raise next(iter(refused.values()))
         failures = [
-            (fed.index + place, failed(name, run.params, _as_beheld_error(errors[name]), run.kind))
-            for place, name in enumerate(run.ids)
+            (fed.index + place, failed(name, group.params, _as_beheld_error(errors[name]), group.kind))
+            for place, name in enumerate(group.ids)
             if name in errors
         ]
         return failures, requests

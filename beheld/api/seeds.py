@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from beheld.core.params import PoolingParams, Sampling, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import Request
+from beheld.core.sampling import Sampling
 
 
 def mix(seed: int, number: int) -> int:

@@ -17,7 +17,8 @@ from beheld.core.beams import BeamSearchParams
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ParamsError, PromptError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import Alignment, SamplingParams, nearest
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import Alignment
 from beheld.core.request import LoRARequest
 from beheld.core.speech import (
     LANGUAGES,
@@ -29,6 +30,7 @@ from beheld.core.speech import (
     SpeechTokens,
     SpeechWord,
 )
+from beheld.core.value_checks import nearest
 from beheld.inputs.pipeline import Chat
 
 # Windows of one audio that are computed at once, where they do not depend on each other.

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.cli import vllm_flags
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.flags.engine import SKIPPED, Several, plain, spellings
 from beheld.flags.json_values import json_value
 from beheld.platform.room import check_room

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from beheld.core.errors import ConfigError
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.flags.json_values import Entries, json_value
 
 

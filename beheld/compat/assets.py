@@ -12,7 +12,7 @@ from typing import Any
 from beheld.compat import media
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.inputs.fetch.fetch import FetchRules, fetch
 from beheld.inputs.media import audio, decode, video
 from beheld.utils import env

@@ -11,7 +11,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from beheld.compat.names import ABSENT, MODULES, PROGRAMS
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 
 ROOT = "vllm"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 
 
 @dataclass

@@ -17,7 +17,8 @@ from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import LoRARequest
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of
 from beheld.inputs.pipeline import Chat

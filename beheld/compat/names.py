@@ -14,7 +14,7 @@ _ARGS = {
 }
 _LORA = {"LoRARequest": "beheld.core.request:LoRARequest"}
 _PARAMS = {
-    "PoolingParams": "beheld.core.params:PoolingParams",
+    "PoolingParams": "beheld.core.pooling_params:PoolingParams",
     "SamplingParams": "beheld.core.params:SamplingParams",
 }
 _OUTPUTS = {

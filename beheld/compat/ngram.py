@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import SamplingParams, nearest, whole
+from beheld.core.params import SamplingParams
+from beheld.core.value_checks import nearest, whole
 
 _DEFAULT_WINDOW = 100
 _NAMES = ("ngram_size", "whitelist_token_ids", "window_size")

@@ -16,8 +16,10 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
-from beheld.core.params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputs, number, sequence, whole
+from beheld.core.params import MAX_LOGPROB_TOKEN_IDS
 from beheld.core.request import LoRARequest
+from beheld.core.structured_outputs import StructuredOutputs
+from beheld.core.value_checks import number, sequence, whole
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
 from beheld.core.grounding import Grounding
-from beheld.core.params import known_keywords
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
+from beheld.core.value_checks import known_keywords
 
 T = TypeVar("T")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from beheld.core.params import Pooling, Sampling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import LoRARequest
+from beheld.core.sampling import Sampling
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import known_keywords, nearest, pooling_task
+from beheld.core.pooling_params import pooling_task
+from beheld.core.value_checks import known_keywords, nearest
 
 # The most tokens of a text that is read in parts, unless max_embed_len says so.
 LONGEST = 1 << 17

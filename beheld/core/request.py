@@ -8,7 +8,9 @@ from enum import StrEnum
 from beheld.core.errors import LoRAError
 from beheld.core.grounding import AnswerGrounding
 from beheld.core.media import MediaReceipt, MediaSpan
-from beheld.core.params import Grammar, Pooling, Sampling
+from beheld.core.pooling_params import Pooling
+from beheld.core.sampling import Sampling
+from beheld.core.structured_outputs import Grammar
 
 
 class FinishReason(StrEnum):

@@ -11,7 +11,7 @@ from typing import Any
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import EncodeItem
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 
 PATH = "/embeddings"
 # The header that names the weights; an encoder refuses another's.

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from beheld.core import config, grounding, media, outputs, params, plan, repetition, request, sleep
+from beheld.core import (
+    config,
+    grounding,
+    media,
+    outputs,
+    plan,
+    pooling_params,
+    repetition,
+    request,
+    sampling,
+    sleep,
+    structured_outputs,
+)
 from beheld.engine import columns, messages, stats
 from beheld.engine.routing import RoutingStats
-from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
+from beheld.wire.codec import Codec
 
 _CLASSES: tuple[type, ...] = (
     *config.MODEL_CLASSES,
     *(config.EngineConfig, config.Capacity, config.MediaWork),
     *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
     *(outputs.TokenEvent, plan.TokenLogprobs, plan.PromptLogprobs),
-    *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
-    *(params.Alignment, params.ThinkingBudget),
+    *(sampling.Sampling, structured_outputs.Grammar, structured_outputs.ReasoningFormat),
+    *(pooling_params.Pooling, sampling.TimestampRule, pooling_params.Alignment, sampling.ThinkingBudget),
     *(repetition.RepetitionDetectionParams, repetition.NoRepeatWindow),
     *(request.Request, request.LoRARequest, request.FinishReason),
     *(grounding.AnswerGrounding, grounding.GroundedImage),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from beheld.engine.columns import EventColumns, columns_of, events_of
 from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import Events, Message, Pong, Reply, Submit, Unread
-from beheld.sandbox.link import FrameError, Link, NoRoomError
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
+from beheld.wire.link import FrameError, Link, NoRoomError
+from beheld.wire.stream_link import StreamLink
 
 logger = get_logger(__name__)
 

@@ -24,7 +24,7 @@ from beheld.engine.messages import (
     Unread,
     WakeUp,
 )
-from beheld.sandbox.link import MAX_LABEL_BYTES
+from beheld.wire.link import MAX_LABEL_BYTES
 
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 

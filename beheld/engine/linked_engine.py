@@ -13,9 +13,9 @@ from beheld.core.request import FinishReason
 from beheld.engine.crossing import received_reply, sent_message, unread_frame
 from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import Abort, Close, Died, Events, Message, Reply, Submit, Unread
-from beheld.sandbox.link import FrameError, Link, NoRoomError
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
+from beheld.wire.link import FrameError, Link, NoRoomError
+from beheld.wire.stream_link import StreamLink
 
 logger = get_logger(__name__)
 

@@ -35,13 +35,13 @@ from beheld.engine.messages import (
 )
 from beheld.engine.stats import EngineReport
 from beheld.platform.probe import begin_driver
-from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import FrameError, Link, end_with, pair
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils import working_directory
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
 from beheld.utils.roomy_stack import roomy
+from beheld.wire.codec import Codec
+from beheld.wire.link import FrameError, Link, end_with, pair
+from beheld.wire.stream_link import StreamLink
 
 logger = get_logger(__name__)
 

@@ -27,8 +27,8 @@ from beheld.core.config import (
 from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
 from beheld.core.media import CHUNKS, MODALITIES
-from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
+from beheld.core.value_checks import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor

@@ -47,10 +47,10 @@ from beheld.engine.messages import (
     WakingUp,
 )
 from beheld.engine.stats import EngineReport
-from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import FrameError, Link, end_with
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
+from beheld.wire.codec import Codec
+from beheld.wire.link import FrameError, Link, end_with
+from beheld.wire.stream_link import StreamLink
 
 logger = get_logger(__name__)
 

@@ -54,11 +54,11 @@ from beheld.parallel.meeting import Folder, Meeting
 from beheld.parallel.shared_items import owners_of, shares_items
 from beheld.parallel.stages import cuts
 from beheld.platform.registry import platform_of
-from beheld.sandbox.codec import Encoded
-from beheld.sandbox.link import Link, pair
 from beheld.utils import env, working_directory
 from beheld.utils.exit_hook import ExitHook
 from beheld.utils.log import get_logger
+from beheld.wire.codec import Encoded
+from beheld.wire.link import Link, pair
 
 if TYPE_CHECKING:
     from beheld.executor.local import LocalExecutor

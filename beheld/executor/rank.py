@@ -38,10 +38,10 @@ from beheld.executor.wire import (
     Synced,
     unpacked,
 )
-from beheld.sandbox.link import Link, end_with
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
 from beheld.utils.roomy_stack import roomy
+from beheld.wire.link import Link, end_with
+from beheld.wire.stream_link import StreamLink
 
 if TYPE_CHECKING:
     from beheld.parallel.meeting import Meeting

@@ -10,7 +10,7 @@ from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
 from beheld.parallel.meeting import Port
 from beheld.platform.registry import platform_of
-from beheld.sandbox.stream_link import StreamLink
+from beheld.wire.stream_link import StreamLink
 
 
 class RayExecutor(MultiExecutor):

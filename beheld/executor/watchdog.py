@@ -18,9 +18,9 @@ from beheld.executor.hangs import Hangs, Patience
 from beheld.executor.progress import RankProgress, StepClock
 from beheld.executor.wire import Beat, RankFailed, StepFailed
 from beheld.parallel.group import RankGroups
-from beheld.sandbox.link import FrameError, Link
-from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
+from beheld.wire.link import FrameError, Link
+from beheld.wire.stream_link import StreamLink
 
 logger = get_logger(__name__)
 

@@ -15,14 +15,14 @@ from itertools import repeat
 
 import numpy as np
 
-from beheld.core import config, media, params, plan, request
+from beheld.core import config, media, plan, pooling_params, request
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError
 from beheld.core.media import MediaItem
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.core.request import LoRARequest
-from beheld.sandbox.codec import Codec
+from beheld.core.sampling import Sampling
+from beheld.wire.codec import Codec
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
-        *(params.Sampling, params.Pooling, params.Alignment, request.LoRARequest),
+        *(Sampling, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
         *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
@@ -228,7 +228,7 @@ def with_features(step: Step, takes: Callable[[EncodeItem], bool]) -> Step:
     return dataclasses.replace(step, encode=encode)
 
 
-def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:
+def _needed(given: Sampling | pooling_params.Pooling) -> Sampling | pooling_params.Pooling:
     """Return what a rank that does not sample needs: which logits of the prompt are computed."""
     return Sampling(prompt_logprobs=given.prompt_logprobs) if isinstance(given, Sampling) else given
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beheld.core.params import TimestampRule
 from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
+from beheld.core.sampling import TimestampRule
 from beheld.core.speech import SpeechForm
 
 # Settings of an item that change its features, in families where features depend on other items.

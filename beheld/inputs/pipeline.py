@@ -13,8 +13,10 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo, longer_prompts
 from beheld.core.errors import ConfigError, ModelError, PromptError, TemplateError, UserError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
-from beheld.core.params import Pooling, PoolingParams, Sampling, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import Pooling, PoolingParams
 from beheld.core.request import Request
+from beheld.core.sampling import Sampling
 from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.encoders.client import RemoteEncoders
 from beheld.encoders.connect import connected
@@ -37,9 +39,9 @@ from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.inputs.prompt.tokenizer_trial import try_tokenizer
 from beheld.inputs.request_checks import RequestChecks
+from beheld.inputs.request_forms import Chat, Pair, ReadPrompt, ReadRequest, RequestOrder, RequestWithItems
 from beheld.inputs.sampling import option_checks, resolve_pooling
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
-from beheld.inputs.stages import Chat, Pair, ReadPrompt, ReadRequest, RequestOrder, RequestWithItems
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import in_turn
 
@@ -181,7 +183,7 @@ class InputPipeline:
             read = self.read(order)
         return self.completed(read)
 
-    def prepare_run(self, orders: Sequence[RequestOrder]) -> list[Request | BaseException]:
+    def prepare_group(self, orders: Sequence[RequestOrder]) -> list[Request | BaseException]:
         """Make the requests of texts to be pooled in the calling thread, which tokenizes them together.
 
         An error stands in the place of its text's request, and hurts no other.
@@ -200,7 +202,7 @@ class InputPipeline:
                     self.reader.read_before(order.prompt)
         return made
 
-    def plain_run(
+    def plain_group(
         self,
         prompts: Sequence[object],
         params: PoolingParams,

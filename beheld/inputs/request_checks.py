@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo, longer_prompts
 from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef, MediaSpan, item_name
-from beheld.core.params import PoolingParams, SamplingParams, whole
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import LoRARequest
+from beheld.core.value_checks import whole
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import embeds
 from beheld.inputs.prompt.chunked_tokenize import REDUCE

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.surgery.parts import text_model
-from beheld.models.write_quantized import Change, RoundingPlan
+from beheld.models.write_quantized import Change, RoundingChoice
 from beheld.quant.written_awq import AWQForm, best_scales
 from beheld.utils.log import get_logger
 
@@ -68,7 +68,7 @@ class Asking:
     count: int
 
 
-def changes(model: Any, chosen: RoundingPlan, asking: Asking) -> dict[str, Change]:
+def changes(model: Any, chosen: RoundingChoice, asking: Asking) -> dict[str, Change]:
     """Return how the checkpoint's entries change before they are rounded.
 
     Args:

@@ -24,7 +24,7 @@ from beheld.models.load_progress import shard_bar
 from beheld.models.random_weights import random_model
 from beheld.models.shard_weights import shard, sharded
 from beheld.models.slices import joined_slices
-from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
+from beheld.models.surgery.operation import Operation, Phase, Surgery, Target
 from beheld.models.surgery.parts import text_part
 from beheld.models.surgery.staged import AbsentPartError, bounds_of, empty_others, staged
 from beheld.models.token_cost import token_cost
@@ -422,7 +422,7 @@ def _greatest(values: torch.Tensor, pages: host.FilePages) -> torch.Tensor:
 def _settling(method: QuantMethod, model_class: Any) -> Operation:
     return Operation(
         "stored weights",
-        Stage.SETTLE,
+        Phase.SETTLE,
         needs=f"weights of the method {method.name!r}, loaded as stored or quantized now",
         replaces="linear layers and experts that hold such weights, by layers that multiply them",
         apply=lambda target, changes: method.settle(target.model, model_class, text_part, changes.replace),

@@ -33,7 +33,7 @@ def build(
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
     from beheld.models.out_of_memory import explained
-    from beheld.models.prepare import prepare
+    from beheld.models.surgery.operations import operations_of
     from beheld.models.two_towers import TwoTowersAdapter
 
     platform = platform_of(config.device)
@@ -43,7 +43,7 @@ def build(
         info = surgery.target.shards.local(info)
     with explained("join and arrange the weights", platform, _SMALLER):
         windows = select_tower(platform, config.attention_backend)
-        prepare(surgery, info)
+        surgery.perform(operations_of(info))
         if info.pooler is not None and info.pooler.encodes:
             two = families.model(info.family).text_vectors is not None
             return TwoTowersAdapter(surgery, info, windows) if two else EncoderAdapter(surgery, info, windows)

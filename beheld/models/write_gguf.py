@@ -57,7 +57,7 @@ _CHUNK = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _FileTensor:
     """A tensor of the file.
 
     Attributes:
@@ -114,36 +114,36 @@ def write(info: ModelInfo, hf_config: Any, load_tokenizer: Callable[[], Any], ki
     family, layout = check(info, kind, out)
     said, tokenizer = text_entries(content_of(hf_config), family, layout), load_tokenizer()
     entries = StoredEntries(Path(info.path))
-    planned = _planned(info, hf_config, layout, entries, kind)
+    tensors = _file_tensors(info, hf_config, layout, entries, kind)
     metadata = {
         "general.type": "model",
         "general.name": Path(info.name).name,
         "general.file_type": TYPES[kind],
         "general.quantization_version": 2,
         **{f"{layout.architecture}.{name}": value for name, value in said.entries.items()},
-        **tokenizer_entries(tokenizer, _rows(planned), info.eos_ids),
+        **tokenizer_entries(tokenizer, _rows(tensors), info.eos_ids),
     }
     if said.divisors is not None:
-        planned = [_Planned(ROPE_FACTORS, (len(said.divisors),), "f32"), *planned]
+        tensors = [_FileTensor(ROPE_FACTORS, (len(said.divisors),), "f32"), *tensors]
     draft = out.with_name(f".{out.name}.part")
     with written_to(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with _removed_unless_renamed(draft):
-            with _opened(draft, layout.architecture, metadata, planned) as file:
+            with _opened(draft, layout.architecture, metadata, tensors) as file:
                 header = read_header(draft)
                 if said.divisors is not None:
                     _put(file, header, ROPE_FACTORS, [np.array(said.divisors, np.float32)])
                 _check_read_back(header, draft, hf_config, tokenizer, info)
-                for tensor in planned:
+                for tensor in tensors:
                     if tensor.sources:
                         _put(file, header, tensor.name, _parts(tensor, entries))
             os.rename(draft, out)
-    sources = [(name, tensor.type_name) for tensor in planned for name in tensor.sources]
+    sources = [(name, tensor.type_name) for tensor in tensors for name in tensor.sources]
     kinds = {name: entries.slices[name].get_dtype() for name, _ in sources}
     return WrittenFile(
         rounded=sum(own not in ("f32", kinds[name].lower()) for name, own in sources),
         bytes_before=sum(math.prod(entries.shape(name)) * _DTYPES[kinds[name]] for name, _ in sources),
-        bytes_after=sum(tensor.num_bytes for tensor in planned),
+        bytes_after=sum(tensor.num_bytes for tensor in tensors),
     )
 
 
@@ -187,7 +187,9 @@ def check(info: ModelInfo, kind: str, out: Path) -> tuple[Family, GGUFLayout]:
     return known
 
 
-def _planned(info: ModelInfo, hf_config: Any, layout: GGUFLayout, entries: StoredEntries, kind: str) -> list[_Planned]:
+def _file_tensors(
+    info: ModelInfo, hf_config: Any, layout: GGUFLayout, entries: StoredEntries, kind: str
+) -> list[_FileTensor]:
     """Return the file's tensors.
 
     Raises:
@@ -232,7 +234,7 @@ def _tensor(
     entries: StoredEntries,
     kind: str,
     said: Mapping[str, Any],
-) -> _Planned:
+) -> _FileTensor:
     sources = tuple(parts[index] for index in sorted(parts, key=lambda index: -1 if index is None else index))
     for source in sources:
         entries.require(source, tuple(_DTYPES), entries.shape(sources[0]))
@@ -241,7 +243,7 @@ def _tensor(
         shape = (len(sources), *shape)
     plus = 1.0 if layout.norms_plus_one and theirs.endswith("norm.weight") else 0.0
     own = _kind(stored.name, shape, kind, entries.slices[sources[0]].get_dtype())
-    return _Planned(stored.name, shape, own, sources, heads_of(stored.name, layout, said), plus)
+    return _FileTensor(stored.name, shape, own, sources, heads_of(stored.name, layout, said), plus)
 
 
 def _kind(name: str, shape: Sequence[int], kind: str, source: str) -> str:
@@ -256,8 +258,8 @@ def _kind(name: str, shape: Sequence[int], kind: str, source: str) -> str:
     return own
 
 
-def _rows(planned: Sequence[_Planned]) -> int:
-    return next(tensor.shape[0] for tensor in planned if tensor.name == _ENDS_OF_MODEL[0])
+def _rows(tensors: Sequence[_FileTensor]) -> int:
+    return next(tensor.shape[0] for tensor in tensors if tensor.name == _ENDS_OF_MODEL[0])
 
 
 def _number(kind: str) -> Any:
@@ -267,14 +269,14 @@ def _number(kind: str) -> Any:
     return GGMLQuantizationType[kind.upper()]
 
 
-def _opened(draft: Path, architecture: str, metadata: Mapping[str, Any], planned: Sequence[_Planned]) -> IO[bytes]:
+def _opened(draft: Path, architecture: str, metadata: Mapping[str, Any], tensors: Sequence[_FileTensor]) -> IO[bytes]:
     """Write the header, with room for the numbers, and return the open file."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(draft, architecture)
     for name, value in metadata.items():
         _add(writer, name, value)
-    for tensor in planned:
+    for tensor in tensors:
         writer.add_tensor_info(
             tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, raw_dtype=_number(tensor.type_name)
         )
@@ -284,7 +286,7 @@ def _opened(draft: Path, architecture: str, metadata: Mapping[str, Any], planned
     assert writer.fout is not None
     (file,) = writer.fout
     writer.write_padding(file, file.tell())
-    room = sum(GGUFWriter.ggml_pad(tensor.num_bytes, writer.data_alignment) for tensor in planned)
+    room = sum(GGUFWriter.ggml_pad(tensor.num_bytes, writer.data_alignment) for tensor in tensors)
     file.truncate(file.tell() + room)
     file.flush()
     return file
@@ -355,7 +357,7 @@ def _put(file: IO[bytes], header: Header, name: str, parts: Iterator[np.ndarray]
     file.flush()
 
 
-def _parts(tensor: _Planned, entries: StoredEntries) -> Iterator[np.ndarray]:
+def _parts(tensor: _FileTensor, entries: StoredEntries) -> Iterator[np.ndarray]:
     """Yield a tensor's numbers in its type, a few rows at a time.
 
     Raises:

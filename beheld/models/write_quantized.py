@@ -47,7 +47,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf")
 
 
 @dataclass(frozen=True)
-class RoundingPlan:
+class RoundingChoice:
     """What becomes of a checkpoint's entries.
 
     Attributes:
@@ -65,7 +65,7 @@ class RoundingPlan:
     dtypes: Mapping[str, torch.dtype]
 
 
-def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
+def choose(info: ModelInfo, hf_config: Any, method: str) -> RoundingChoice:
     """Choose what is rounded.
 
     Raises:
@@ -113,12 +113,12 @@ def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
         raise ModelError(f"None of the linear layers of {info.name!r} can be rounded by {method}.")
     alone = {name: own[0] for name, own in names_by_target.items() if len(own) == 1 and joined[name] is None}
     dtypes = {name: entries.slices[name][...].dtype for name in alone.values() if len(entries.shape(name)) == 1}
-    return RoundingPlan(form, rounded, tuple(sorted(kept)), alone, dtypes)
+    return RoundingChoice(form, rounded, tuple(sorted(kept)), alone, dtypes)
 
 
 def write(
     info: ModelInfo,
-    chosen: RoundingPlan,
+    chosen: RoundingChoice,
     out: Path,
     moments: Callable[[str], Tensor | None],
     changes: Mapping[str, Change] | None = None,
@@ -184,7 +184,7 @@ def _copy_others(source: Path, out: Path) -> None:
 
 def _write_weights(
     source: Path,
-    chosen: RoundingPlan,
+    chosen: RoundingChoice,
     out: Path,
     moments: Callable[[str], Tensor | None],
     changes: Mapping[str, Change],

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.core.params import Alignment
 from beheld.core.plan import SeqSlice
+from beheld.core.pooling_params import Alignment
 from beheld.pool.pooler import PooledValues
 
 # Tokens whose weights are sorted at a time.

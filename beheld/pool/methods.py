@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.platform.host_copy import sent
 
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.core.params import Pooling
 from beheld.core.plan import SeqSlice
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import Pooling
 from beheld.platform.host_copy import copied
 from beheld.pool.methods import METHODS, ONE_STATE
 

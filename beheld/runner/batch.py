@@ -13,8 +13,8 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata
 from beheld.core.config import ModelInfo
-from beheld.core.params import Pooling
 from beheld.core.plan import SeqSlice, SpanView
+from beheld.core.pooling_params import Pooling
 from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device

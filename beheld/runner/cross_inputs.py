@@ -1,4 +1,4 @@
-"""The states of media items that the tokens of a step attend to, gathered from the rows and the encoder store."""
+"""The states of media items that the tokens of a step attend to, gathered from the rows and the encoder cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from beheld.attention.cross import CrossMetadata, CrossRun
 from beheld.core.plan import SeqSlice, SpanView
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.rows import LastView, Row, Rows
 from beheld.runner.staging import to_device
 
@@ -19,7 +19,7 @@ Seen = tuple[tuple[SpanView, int], ...]
 
 
 def gather(
-    slices: Sequence[SeqSlice], first_token: Sequence[int], rows: Rows, store: EncoderStore
+    slices: Sequence[SeqSlice], first_token: Sequence[int], rows: Rows, store: EncoderCache
 ) -> CrossMetadata | None:
     """The runs of a step; None if none of its sequences has states.
 

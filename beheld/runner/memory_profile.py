@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.models.adapter import ModelAdapter
 from beheld.models.call_graphs import KEPT_BYTES
 from beheld.platform.platform import Platform
@@ -18,7 +18,7 @@ from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.runner import PROMPT_ROWS, ModelRunner
 from beheld.sample.sampler import Sampler
 
-# A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
+# A tower call is bounded by its embeddings (`encoder_cache.py`), each made of four patches in most families.
 _CALL_ROWS = 4 * 4096
 # What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30

@@ -34,10 +34,10 @@ from beheld.platform.registry import platform_of
 from beheld.runner.batch import Layout
 from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.capture import capture
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_ON_GPU
-from beheld.runner.mixed_layout import Plan, Size, lay_in
+from beheld.runner.mixed_layout import GraphLayout, Size, lay_in
 from beheld.runner.rows import Rows
 from beheld.runner.staging import Ring
 
@@ -129,7 +129,7 @@ class MixedGraphs:
         caches: DeviceCaches,
         config: EngineConfig,
         rows: Rows,
-        encoder: EncoderStore,
+        encoder: EncoderCache,
         decode: DecodeGraphs,
         *,
         asks_backend: bool,
@@ -144,9 +144,11 @@ class MixedGraphs:
         self._sizes = ladder(config)
         self._kept_rows = kept_rows(config)
         self._logits_SV: Tensor | None = None
-        self._plans = {size: Plan.of(size, adapter.info.position_axes, len(caches.tables)) for size in self._sizes}
+        self._layouts = {
+            size: GraphLayout.of(size, adapter.info.position_axes, len(caches.tables)) for size in self._sizes
+        }
         most = max(size.tokens + size.decodes for size in self._sizes)
-        num_bytes = max(plan.num_bytes for plan in self._plans.values())
+        num_bytes = max(layout.num_bytes for layout in self._layouts.values())
         # To the compiler, a tensor made outside of inference mode is different, and it would compile everything again.
         with torch.inference_mode():
             hidden = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
@@ -154,10 +156,11 @@ class MixedGraphs:
             self._flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
             sequences = max(size.sequences + size.decodes for size in self._sizes)
             self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
-            self._fields = {size: plan.on_device(self._flat) for size, plan in self._plans.items()}
+            self._fields = {size: layout.on_device(self._flat) for size, layout in self._layouts.items()}
         self._ring = Ring(lambda pinned: torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned), device)
         self._arrays = [
-            {size: plan.on_host(buffer.numpy()) for size, plan in self._plans.items()} for buffer in self._ring.buffers
+            {size: layout.on_host(buffer.numpy()) for size, layout in self._layouts.items()}
+            for buffer in self._ring.buffers
         ]
         self._graphs: dict[Size, tuple[Graph, Tensor]] = {}
 
@@ -279,7 +282,7 @@ class MixedGraphs:
         self._decode.refresh_tables()
         fields, turn = self._fields[size], self._ring.turn()
         lay_in(self._arrays[turn][size], size, laid, np.concatenate(merged) if merged else np.zeros(0, np.int64))
-        self._ring.send(turn, self._flat[: self._plans[size].num_bytes])
+        self._ring.send(turn, self._flat[: self._layouts[size].num_bytes])
         if len(laid.arrays["places"]):
             newest_B = self._rows.newest_P.index_select(0, fields.sources_B)
             fields.ids_T.index_copy_(0, fields.places_B, newest_B)

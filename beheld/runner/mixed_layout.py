@@ -74,14 +74,14 @@ class Fields(NamedTuple):
     bounds_B: Tensor
 
 
-class Plan(NamedTuple):
+class GraphLayout(NamedTuple):
     """The layout of one size of graph: where each field begins, its type and shape, and the bytes of them all."""
 
     fields: tuple[tuple[int, str, tuple[int, ...]], ...]
     num_bytes: int
 
     @classmethod
-    def of(cls, size: Size, axes: int, groups: int) -> Plan:
+    def of(cls, size: Size, axes: int, groups: int) -> GraphLayout:
         """Args: numbers of position axes and of KV groups."""
         tokens, sequences, wanted = size.tokens + size.decodes, size.sequences + size.decodes, size.sequences
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
 from beheld.core.plan import PromptLogprobs
+from beheld.core.sampling import Sampling
 from beheld.parallel.group import RankGroup
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler

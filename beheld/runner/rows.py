@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from beheld.attention.cross import CrossView
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import LoRARequest
+from beheld.core.sampling import Sampling
 from beheld.models.adapter import ModelAdapter
 
 

@@ -15,7 +15,6 @@ from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
 from beheld.core.media import MediaItem
-from beheld.core.params import Sampling
 from beheld.core.plan import (
     NAN,
     Admission,
@@ -27,6 +26,7 @@ from beheld.core.plan import (
     TokenLogprobs,
 )
 from beheld.core.request import LoRARequest
+from beheld.core.sampling import Sampling
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup
@@ -40,7 +40,7 @@ from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.changed_states import ChangedStates, Computed
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
@@ -114,7 +114,7 @@ class ModelRunner:
         self._shared_items: SharedItems | None = None
         if ranks is not None and shares_items(config, info):
             self._shared_items = SharedItems(ranks, adapter.device, adapter.dtype)
-        self.encoder = EncoderStore(adapter, self._shared_items)
+        self.encoder = EncoderCache(adapter, self._shared_items)
         sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
         self._pipe: Pipeline | None = None

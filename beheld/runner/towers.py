@@ -12,7 +12,7 @@ from beheld.core.errors import BeheldError, CapacityError
 from beheld.core.plan import EncodeItem
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -29,7 +29,7 @@ class Towers:
     """
 
     def __init__(self, adapter: ModelAdapter) -> None:
-        self._store = EncoderStore(adapter)
+        self._store = EncoderCache(adapter)
 
     @classmethod
     def load(cls, read: Callable[[], Any], info_of: Callable[[Any], ModelInfo], config: EngineConfig) -> Self:

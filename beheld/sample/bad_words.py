@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from beheld.core.params import Sampling
 from beheld.core.plan import MAX_DRAFT_TOKENS
+from beheld.core.sampling import Sampling
 from beheld.sample.history import History
 
 # A row remembers more tokens than its longest bad word needs, because a step may be launched again and drafts may be

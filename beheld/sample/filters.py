@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 
 # A nucleus is searched among this many greatest logits before everything is sorted.
 _HEAD = 1024

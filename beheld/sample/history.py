@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 
 _COLUMNS = 16
 

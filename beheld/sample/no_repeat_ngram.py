@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample.history import History
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
 from beheld.core.repetition import NoRepeatWindow
+from beheld.core.sampling import Sampling
 from beheld.sample.history import History
 
 # Steps that are launched again may find the tokens of later steps.

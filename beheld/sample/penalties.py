@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling
 from beheld.core.plan import MAX_DRAFT_TOKENS
+from beheld.core.sampling import Sampling
 from beheld.platform.registry import platform_of
 
 # The most tokens that may have to be uncounted: those of a step that is launched again, with at most one more in

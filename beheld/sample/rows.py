@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import LogitsProcessor, Sampling, num_arguments
+from beheld.core.logits_processors import LogitsProcessor, num_arguments
+from beheld.core.sampling import Sampling
 from beheld.sample import filters
 from beheld.sample.bad_words import BadWordTable
 from beheld.sample.filters import Edits, Filters

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Sampling
 from beheld.core.plan import PromptLogprobs, TokenLogprobs
+from beheld.core.sampling import Sampling
 from beheld.platform.host_copy import copied
 from beheld.platform.registry import platform_of
 from beheld.sample import noise

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling, ThinkingBudget
 from beheld.core.plan import MAX_DRAFT_TOKENS
+from beheld.core.sampling import Sampling, ThinkingBudget
 from beheld.sample.history import History
 
 # A row remembers more states than the last one, because a step may be launched again and drafts may be wrong.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.core.params import Sampling, TimestampRule
+from beheld.core.sampling import Sampling, TimestampRule
 from beheld.sample.history import History
 
 

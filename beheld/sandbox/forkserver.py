@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, EngineError
-from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import FrameError, Link, pair
 from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.cpu_weight import lower_process, lower_session
+from beheld.wire.codec import Codec
+from beheld.wire.link import FrameError, Link, pair
 
 FORK, END = b"f", b"e"
 NUMBER = struct.Struct("<i")

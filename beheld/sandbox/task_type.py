@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 
 T = TypeVar("T")
 A = TypeVar("A")

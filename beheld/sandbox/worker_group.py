@@ -20,10 +20,10 @@ from beheld.core.errors import BeheldError, UserError, WorkerError
 from beheld.platform.probe import seeing
 from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
-from beheld.sandbox.link import Link, pair
 from beheld.sandbox.task_type import Fault, Load, TaskType, WorkerFault, codec_of, name_of
 from beheld.utils import working_directory
 from beheld.utils.cancellation import CancelToken
+from beheld.wire.link import Link, pair
 
 # A fork server only forks and reaps; if it takes longer than this, it is stopped or dead.
 _CONTROL_S = 5.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from beheld.core.media import MediaItem
-from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.encoder_budget import EncoderBudget
 from beheld.scheduler.sequence import EmbedRange, Sequence
 from beheld.scheduler.step_builder import StepBuilder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from beheld.core.config import EngineConfig, ModelInfo, longer_prompts
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.media import item_name
-from beheld.core.params import Sampling
 from beheld.core.request import Request
+from beheld.core.sampling import Sampling
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
 

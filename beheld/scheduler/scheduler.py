@@ -26,14 +26,11 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, CapacityError, CulpritError, ParamsError, StepError
+from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import (
     MAX_DRAFT_TOKENS,
-    NAN,
     STEP_TOKENS,
-    STUCK,
     Admission,
     PromptLogprobs,
     SeqSlice,
@@ -41,12 +38,15 @@ from beheld.core.plan import (
     StepResult,
     TokenLogprobs,
 )
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
 from beheld.scheduler.checkpoints import checkpoint_blocks, keeping
-from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.encoder_budget import EncoderBudget
 from beheld.scheduler.encoder_refs import EncoderRefs
+from beheld.scheduler.failed_steps import failure, stand_in
 from beheld.scheduler.fair_share import FairShare
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
@@ -607,7 +607,7 @@ class Scheduler:
                     sequence,
                     given,
                     logprobs.get(row, ()),
-                    _failure(failed[row], culprit=row in result.culprits),
+                    failure(failed[row], culprit=row in result.culprits),
                     events,
                 )
                 continue
@@ -642,7 +642,7 @@ class Scheduler:
         admitted = {admission.row: admission for admission in plan.admitted}
         flight = self._flights[plan.id]
         return tuple(
-            _stand_in(sequence, piece, admitted.get(piece.row))
+            stand_in(sequence, piece, admitted.get(piece.row))
             for piece, sequence in zip(flight.plan.slices, flight.sequences, strict=True)
             if piece.row in rows
         )
@@ -910,35 +910,6 @@ class Scheduler:
         self._shared_prefills.check(self._running)
         self._cache.check(self._running)
         self._encoder_refs.check(self._running)
-
-
-def _failure(reason: str, *, culprit: bool) -> BeheldError:
-    """The error for a row that failed."""
-    if reason == NAN:
-        return StepError("The model produced NaN, or no finite logit, for this request.", stage=NAN)
-    if reason == STUCK:
-        return ParamsError(
-            "The grammar allows no text after what was generated so far.",
-            "Change the grammar.",
-            param="structured_outputs",
-        )
-    return CulpritError(reason) if culprit else StepError(reason)
-
-
-def _stand_in(sequence: Sequence, piece: SeqSlice, admission: Admission | None) -> Admission:
-    """A sequence of zeros that computes `piece`; `admission` is the row's own in the same plan, if it has one."""
-    params = sequence.params
-    if isinstance(params, Sampling):
-        params = Sampling(prompt_logprobs=params.prompt_logprobs)
-    zeros = (0,) * max(sequence.num_prompt, piece.stop)
-    if admission is not None:
-        return admission._replace(token_ids=(0,) * len(admission.token_ids), spans=(), params=params)
-    if piece.start >= sequence.num_prompt and piece.stop - piece.start == (len(piece.token_ids) or 1):
-        # A token that the host does not know remains one.
-        zeros = zeros[: piece.start]
-    # Its block tables are on the device.
-    blocks: tuple[tuple[int, ...], ...] = ((),) * len(piece.new_blocks)
-    return Admission(piece.row, zeros, sequence.num_prompt, (), params, sequence.request.lora, piece.start, blocks)
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import PromptLogprobs, SpanView
+from beheld.core.pooling_params import Pooling
 from beheld.core.repetition import RepetitionRuns
 from beheld.core.request import Request
+from beheld.core.sampling import Sampling
 
 
 class Status(Enum):

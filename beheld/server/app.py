@@ -45,10 +45,12 @@ from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
-from beheld.server.chat import EFFORT, ChatPlan, ChunkHead
+from beheld.server.answer_marks import answer_marks, ends_reasoning
+from beheld.server.chat import ChunkHead
+from beheld.server.chat_order import ChatOrder, order_of, tokenize_options, without_inputs
 from beheld.server.clients import Clients
-from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
+from beheld.server.field_effects import FieldEffects, note
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.front_table import Column, FrontTable, FrontWatch
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
@@ -85,7 +87,6 @@ from beheld.server.speech_schema import (
     TranslationRequest,
 )
 from beheld.server.stream import Chunk, Gone, fold, until_gone
-from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
 
@@ -151,8 +152,9 @@ class Service:
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
         self._answers = AnswerSender(options, self.admission, self.clients, neighbours.named)
-        self._forms = chat.answer_marks(llm, options)
-        self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
+        self._forms = answer_marks(llm, options)
+        self._effects = FieldEffects(llm, self._forms)
+        self._ends_reasoning = ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
         self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
         self._sessions = Sessions()
@@ -319,16 +321,16 @@ class Service:
         head = self._head(request, "chatcmpl", body.model)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = chat.chunks(self.llm, body, plans.pop(), head, salt, self._forms)
+            made = chat.chunks(self.llm, body, orders.pop(), head, salt, self._forms)
             return warned(made, request.state.notes)
 
-        self._note_effort(body, request)
-        self._note_grammars(body, request)
-        self._note_priority(body, request)
-        body = self._with_read_args(body, request)
-        plans = await self._planned(request, body)
+        self._effects.note_effort(body, request.state.notes)
+        self._effects.note_grammars(body, request.state.notes)
+        self._effects.note_priority(body, request.state.notes)
+        body = self._effects.with_read_args(body, request.state.notes)
+        orders = await self._ordered(request, body)
         # The answer may take long.
-        body = chat.without_inputs(body)
+        body = without_inputs(body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
         columns, head = self._counted(body, head)
@@ -395,8 +397,8 @@ class Service:
         """
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
-        self._note_priority(body, request)
-        body = self._with_read_args(body, request)
+        self._effects.note_priority(body, request.state.notes)
+        body = self._effects.with_read_args(body, request.state.notes)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -434,17 +436,17 @@ class Service:
         from beheld.server.messages_schema import MessagesRequest
 
         ask = await self._asked(request, MessagesRequest)
-        self._note_effort(ask.body, request, "output_config.effort")
+        self._effects.note_effort(ask.body, request.state.notes, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
-        ask = replace(ask, body=self._with_read_args(ask.body, request))
-        plans = await self._planned(request, ask.body)
-        ask = replace(ask, body=chat.without_inputs(ask.body))
+        ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
+        orders = await self._ordered(request, ask.body)
+        ask = replace(ask, body=without_inputs(ask.body))
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms)
+            chunks = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
         form, owner = AnswerForm(messages.fold), self._owner(request)
@@ -497,21 +499,22 @@ class Service:
 
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
-        self._note_effort(ask.body, request, "output_config.effort")
+        self._effects.note_effort(ask.body, request.state.notes, "output_config.effort")
         with self.admission.admitted(client=request.state.held.client):
             own, held = self.llm.chat_template, request.state.held
-            options = await self._reader.work(held, chat.tokenize_options, ask.body, self.options, own)
+            options = await self._reader.work(held, tokenize_options, ask.body, self.options, own)
             ids = await self.llm.chat_token_ids(client=request.state.held.client, **options)
         return JSONResponse({"input_tokens": len(ids)})
 
     async def create_response(self, request: Request) -> Response:
         """POST /v1/responses."""
         from beheld.server import response_events, response_requests
+        from beheld.server.responses_schema import ResponsesRequest
 
         notes, owner = request.state.notes, self._owner(request) or ""
 
         held = request.state.held
-        given = await self._reader.read(request, response_requests.ResponsesRequest, held, notes, lambda body: body)
+        given = await self._reader.read(request, ResponsesRequest, held, notes, lambda body: body)
         earlier: tuple[tuple[dict[str, Any], ...], int] = (), 0
         if given.previous_response_id is not None:
             earlier = self._store.history_of(given.previous_response_id, owner)
@@ -523,22 +526,22 @@ class Service:
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
-        self._note_effort(ask.body, request, "reasoning.effort")
-        self._note_grammars(ask.body, request)
-        self._note_priority(ask.body, request)
-        ask = replace(ask, body=self._with_read_args(ask.body, request))
+        self._effects.note_effort(ask.body, request.state.notes, "reasoning.effort")
+        self._effects.note_grammars(ask.body, request.state.notes)
+        self._effects.note_priority(ask.body, request.state.notes)
+        ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
         turns = self._answers.turns if request.state.held.slow else None
-        plans = await self._planned(request, ask.body)
-        ask = replace(ask, body=chat.without_inputs(ask.body))
+        orders = await self._ordered(request, ask.body)
+        ask = replace(ask, body=without_inputs(ask.body))
         made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
 
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.
             stepwise = ask.body.logprobs is True
-            made = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms, stepwise=stepwise)
+            made = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms, stepwise=stepwise)
             return made_events.events(made)
 
         form = AnswerForm(response_events.fold)
@@ -625,7 +628,7 @@ class Service:
 
         async def pool(request: Request) -> Response:
             body = await self._read(request, kind)
-            self._note_priority(body, request)
+            self._effects.note_priority(body, request.state.notes)
             head = self._head(request, "pool", body.model)
             salt = self._salt(request, body.cache_salt)
             self.clients.check(head.client)
@@ -713,9 +716,9 @@ class Service:
                     add_special_tokens=body.add_special_tokens is not False,
                 )
             else:
-                self._note_effort(body, request)
+                self._effects.note_effort(body, request.state.notes)
                 own, held = self.llm.chat_template, request.state.held
-                asked = await self._reader.work(held, chat.tokenize_options, body, self.options, own)
+                asked = await self._reader.work(held, tokenize_options, body, self.options, own)
                 ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
         # As the vocabulary writes them, which is not always text.
         strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -795,9 +798,9 @@ class Service:
         request.state.names = field_names_of(body)
         return self._completed(body)
 
-    async def _planned(self, request: Request, body: ChatRequest) -> list[ChatPlan]:
+    async def _ordered(self, request: Request, body: ChatRequest) -> list[ChatOrder]:
         """What the engine is asked; taken out for the chunks, so that media go as soon as they are prepared."""
-        return [await self._reader.work(request.state.held, chat.plan, self.llm, body, self.options, self._forms)]
+        return [await self._reader.work(request.state.held, order_of, self.llm, body, self.options, self._forms)]
 
     def _completed(self, body: B) -> B:
         """The body with the operator's values where the request says nothing."""
@@ -826,62 +829,11 @@ class Service:
             )
         return found
 
-    def _note_effort(self, body: ChatRequest | TokenizeRequest, request: Request, param: str = EFFORT) -> None:
-        """Note that the template has no switch for the reasoning, or for its effort, if the request has one.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if body.reasoning_effort is not None and not chat.switches_effort(body, self.llm.chat_template):
-            self._note(request, param, "This model's template has no switch for it.")
-        if (
-            isinstance(body, ChatRequest)
-            and body.enable_thinking is not None
-            and not chat.switches_thinking(body, self.llm.chat_template)
-        ):
-            self._note(request, chat.THINKING, "This model's template has no switch for it.")
-
-    def _note_grammars(self, body: ChatRequest, request: Request) -> None:
-        """Note the custom tools whose calls may not follow their grammars.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        for name in free_inputs(body, self._forms.calls):
-            words = f"{not_held(name)} The tool choices 'required' and this tool hold them to it."
-            self._note(request, "tools", words)
-
-    def _note_priority(self, body: ChatRequest | CompletionRequest | Pooled, request: Request) -> None:
-        """Note that the engine does not rank requests, if this one has a priority.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if body.priority and self.llm.config.policy != "priority":
-            words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
-            self._note(request, "priority", words)
-
-    def _with_read_args(self, body: B, request: Request) -> B:
-        """The body without arguments for a logits processor if nothing reads them, which is noted.
-
-        Raises:
-            HttpError: fields without effect are refused.
-        """
-        if not getattr(body, "vllm_xargs", None) or self.llm.reads_extra_args:
-            return body
-        words = "Nothing reads them here. The operator may load what does with --logits-processors."
-        self._note(request, "vllm_xargs", words)
-        # They may be large, and the answer may take long.
-        return body.model_copy(update={"vllm_xargs": None})
-
-    def _note(self, request: Request, param: str, words: str) -> None:
-        if self.options.strict_fields:
-            raise HttpError(400, words, "Leave it out.", param=param)
-        request.state.notes.tell(param, words)
-
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         if _RANK in request.headers:
-            self._note(request, _RANK, "Each request goes to the engine that has most of its prompt in its cache.")
+            note(
+                request.state.notes, _RANK, "Each request goes to the engine that has most of its prompt in its cache."
+            )
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
         number, tokenizer = request.state.number, self.llm.tokenizer

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.server import limits
 from beheld.server.notes import Notes
 

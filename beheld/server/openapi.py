@@ -14,8 +14,8 @@ from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequ
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.pooling_schema import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
+from beheld.server.responses_schema import ResponsesRequest
 from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from beheld.server.speech_schema import TranscriptionLink, TranscriptionRequest, TranslationLink, TranslationRequest
 

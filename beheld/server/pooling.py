@@ -16,10 +16,11 @@ from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
 from beheld.api.vector_bytes import to_bytes
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
-from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import PoolingParams, pooling_task
 from beheld.server import late_chunking, vector_bodies
-from beheld.server.chat import ChunkHead, message_of, read_as, template_of
+from beheld.server.chat import ChunkHead
+from beheld.server.chat_messages import message_of, read_as
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -33,6 +34,7 @@ from beheld.server.pooling_schema import (
     ScoredText,
     ScoreRequest,
 )
+from beheld.server.template_options import template_of
 
 Asked = PromptType | Chat | Pair
 Answer = dict[str, Any]

@@ -14,15 +14,9 @@ from beheld.server.custom_tools import arguments_of, input_of
 from beheld.server.errors import HttpError, http_error
 from beheld.server.json_pieces import LongJson, LongList
 from beheld.server.notes import Notes
-from beheld.server.response_requests import (
-    AllowedNames,
-    FreeformTool,
-    NamedFunction,
-    NamespaceTool,
-    ResponseAsked,
-    flat_name,
-)
+from beheld.server.response_requests import ResponseAsked
 from beheld.server.response_store import ResponseStore, Stored, TokenEntries
+from beheld.server.responses_schema import AllowedNames, FreeformTool, NamedFunction, NamespaceTool, flat_name
 from beheld.server.stream import Chunk, LongChunk
 from beheld.utils.loop_share import LoopShare
 

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
-from beheld.core.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams, StructuredOutputs
+from beheld.core.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from beheld.core.repetition import RepetitionDetectionParams
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions

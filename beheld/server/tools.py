@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beheld.core.params import FORCED_CALLS, StructuredOutputs
+from beheld.core.structured_outputs import FORCED_CALLS, StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import ChatRequest
 from beheld.server.tools_schema import AllowedChoice, Function, SeenCustom, Tool, ToolChoice

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import FORCED_CALLS, Grammar, ReasoningFormat
+from beheld.core.structured_outputs import FORCED_CALLS, Grammar, ReasoningFormat
 from beheld.structured.closed import json_rule
 from beheld.structured.marks import TEXT, Tokens, up_to, words, written
 from beheld.utils.json_types import types_of, values_of

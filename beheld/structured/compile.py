@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
-from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
+from beheld.core.structured_outputs import Grammar, ReasoningFormat, StructuredOutputs
 from beheld.structured import structural_tag
 from beheld.structured.calls import lark_of, leaves_room
 from beheld.structured.closed import check, closed

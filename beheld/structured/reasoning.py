@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from beheld.core.params import ReasoningFormat
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 
 # Without a limit, some models write spaces until they run out of tokens.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar, Sampling
 from beheld.core.plan import STUCK, Admission, StepPlan, StepResult, TokenLogprobs
+from beheld.core.sampling import Sampling
+from beheld.core.structured_outputs import Grammar
 from beheld.structured.compile import Compiler
 
 

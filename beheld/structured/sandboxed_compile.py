@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beheld.core.errors import ParamsError, WorkerError
-from beheld.core.params import Grammar, ReasoningFormat
-from beheld.sandbox.codec import Codec
+from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 from beheld.structured.compile import Compiler
 from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.lru import LRU
+from beheld.wire.codec import Codec
 
 _MAX_BYTES = 1 << 30
 # If one worker is killed, the other serves requests that arrive meanwhile.

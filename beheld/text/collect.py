@@ -12,9 +12,10 @@ from beheld.core.flat_logprobs import FlatLogprobs
 from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.media import MediaReceipt
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.text import grounding
 from beheld.text.detokenize import Detokenizer
 from beheld.text.logprob_entries import AnswerColumns, AnswerEntries, Candidates, PromptColumnEntries

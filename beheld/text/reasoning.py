@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from beheld.core.params import ReasoningFormat
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.text.channels import AddressedSplit, ChannelSplit
 from beheld.text.marks import BLOCK, Beginning, Seeker, Trimmed
 

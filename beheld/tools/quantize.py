@@ -21,7 +21,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import UserError
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.models import activation_scales, write_gguf
-from beheld.models.write_quantized import CALIBRATED, SCALED, check, plan, write
+from beheld.models.write_quantized import CALIBRATED, SCALED, check, choose, write
 from beheld.tools.verify.reference import Reference
 from beheld.tools.verify.trace import Question
 
@@ -68,7 +68,7 @@ def quantize(args: EngineArgs, out: Path, method: str, questions: Sequence[Quest
     if method in (*CALIBRATED, *SCALED) and not questions:
         raise UserError(f"{method!r} rounds by what the layers are given.", "Name a few files, or a --question.")
     fetch_weights(args, path)
-    chosen = plan(info, hf_config, method)
+    chosen = choose(info, hf_config, method)
     if method in SCALED:
         reference = Reference(args)
         found = activation_scales.changes(reference.model, chosen, _asking(reference, questions))

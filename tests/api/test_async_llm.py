@@ -24,12 +24,12 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError, StepError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import EventColumns
 from beheld.engine.messages import Ping, Pong, Submit
 from beheld.engine.process import spawn
-from beheld.sandbox.link import Link
+from beheld.wire.link import Link
 from tests import tiny
 from tests.inputs.servers import Server, plain
 

@@ -18,7 +18,7 @@ from beheld.api.beam import beam_search
 from beheld.core.beams import BeamSearch, BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from tests import tiny
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 3]}}, "required": ["n"]}

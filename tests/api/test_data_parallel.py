@@ -20,8 +20,8 @@ from beheld import LLM, SamplingParams
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import BeheldError, EngineDeadError, LoRAError, ModelError, ParamsError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import StructuredOutputs
 from beheld.core.request import LoRARequest
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.stats import EngineState, EngineStats
 from tests import ranks as forking

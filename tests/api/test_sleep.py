@@ -19,8 +19,8 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.compat.llm import ScriptLLM
 from beheld.core.errors import AsleepError, CapacityError, ConfigError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import StructuredOutputs
 from beheld.core.sleep import EnginePart
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.runner import sleep as runner_sleep
 from tests import tiny
 from tests.lora import adapters

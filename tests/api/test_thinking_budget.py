@@ -9,7 +9,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ParamsError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from tests.compat import scripted
 
 PIECES = ("<think>", "a", "b", "c", "d", "</think>", "answer")

@@ -18,9 +18,9 @@ from beheld.cluster.remote import Secrets, environment
 from beheld.cluster.tunnel import TunnelDoor, TunnelEnd
 from beheld.core.errors import EngineDeadError
 from beheld.executor.wire import CODEC, Sync
-from beheld.sandbox import stream_link
-from beheld.sandbox.link import FrameError
-from beheld.sandbox.stream_link import StreamLink
+from beheld.wire import stream_link
+from beheld.wire.link import FrameError
+from beheld.wire.stream_link import StreamLink
 from tests.ranks import _connected
 
 

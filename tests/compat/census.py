@@ -23,13 +23,14 @@ from beheld.compat.llm import REFUSED, ScriptLLM
 from beheld.compat.names import MODULES
 from beheld.core.config import EngineArgs
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.vllm_options import OPTIONS
 from beheld.server import pooling_schema, schema
 from beheld.server.body_schema import Body
 from beheld.server.generate_schema import GenerateRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
-from beheld.server.response_requests import ResponsesRequest
+from beheld.server.responses_schema import ResponsesRequest
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 HERE = Path(__file__).parent

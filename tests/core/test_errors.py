@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from beheld.core.errors import BeheldError, LimitError, PlaceholderError, PromptError, PromptTooLongError
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 
 
 @pytest.mark.parametrize(

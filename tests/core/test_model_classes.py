@@ -13,7 +13,7 @@ from beheld.core.config import MODEL_CLASSES, EngineArgs, ModelInfo
 from beheld.engine.codec import CODEC as ENGINE
 from beheld.inputs.media.tasks import CODEC as MEDIA
 from beheld.inputs.prompt.rendering import CODEC as RENDERING
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 from tests import tiny
 
 

@@ -20,9 +20,11 @@ from beheld.core.config import EngineArgs, MediaWork
 from beheld.core.errors import ConfigError, DecodeError, StepError
 from beheld.core.media import MediaReceipt
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Grammar, Pooling, Sampling
 from beheld.core.plan import TokenLogprobs
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
+from beheld.core.structured_outputs import Grammar
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import columns_of, events_of
 from beheld.engine.messages import Abort, Events, Lost, Message, Prepared, Read, Reply, Submit

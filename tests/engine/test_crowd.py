@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from tests import tiny
 
 FAMILY = "qwen2_5_vl"

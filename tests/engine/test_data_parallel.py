@@ -12,7 +12,7 @@ import pytest
 from beheld.core.config import EngineArgs
 from beheld.core.errors import CapacityError, ConfigError, EngineDeadError, LoRAError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode, lost_at
 from beheld.engine import process_group

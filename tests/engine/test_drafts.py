@@ -10,9 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from beheld.core.outputs import CompletionOutput
-from beheld.core.params import Grammar, SamplingParams
+from beheld.core.params import SamplingParams
 from beheld.core.plan import STUCK, Admission, SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
+from beheld.core.structured_outputs import Grammar
 from beheld.engine.core import EngineCore, InFlight
 from beheld.structured.compile import Compiler
 from beheld.structured.rows import GrammarRows

@@ -16,7 +16,7 @@ import pytest
 from beheld.engine import process, setup
 from beheld.engine.codec import CODEC
 from beheld.engine.forked import ForkedProcess
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 
 # Each runs in a process of its own: pytest's may have threads, and a copy of it would be large.
 _KEPT = """

@@ -10,8 +10,8 @@ import pytest
 
 from beheld import AsyncLLM, SamplingParams
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Sampling
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.engine.held_tokens import HeldTokens
 from tests import tiny
 

@@ -16,7 +16,7 @@ from beheld.engine.codec import CODEC
 from beheld.engine.label import label_of
 from beheld.engine.messages import Message, Ping, Prepared, Unread
 from beheld.engine.process import _LinkInbox
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 
 
 @pytest.fixture

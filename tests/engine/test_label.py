@@ -7,7 +7,7 @@ import pytest
 from beheld.core.outputs import TokenEvent
 from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import Abort, ClearCache, Events, Message, Ping, Reply, Stop, Submit, Unread
-from beheld.sandbox.link import MAX_LABEL_BYTES
+from beheld.wire.link import MAX_LABEL_BYTES
 from tests.fakes import fake_request
 
 

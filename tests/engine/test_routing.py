@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.routing import CHUNK_TOKENS, Route, Router
 

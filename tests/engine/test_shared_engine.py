@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode
 from beheld.engine.codec import CODEC
@@ -39,7 +39,7 @@ from beheld.engine.messages import (
 )
 from beheld.engine.shared_engine import FrontRelay, RelayedEngine, SharedEngine
 from beheld.engine.stats import EngineReport, EngineState, EngineStats
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 from tests.engine.test_data_parallel import COUNTS
 
 PARAMS = Pooling.__new__(Pooling)

@@ -24,8 +24,8 @@ from beheld import LLM, SamplingParams
 from beheld.cluster import remote
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
+from beheld.core.sampling import Sampling
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import hangs, multi, ray, watchdog
 from beheld.executor import rank as rank_module
@@ -38,7 +38,7 @@ from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, Step, StepFailed, packed, unpacked
 from beheld.models.rank_towers import RankTowers
 from beheld.runner import device_wait
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 from tests import ranks, tiny
 from tests.inputs import pipes
 from tests.oracle import cases

@@ -16,7 +16,7 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.models.surgery.parts import text_part
-from beheld.models.write_quantized import plan
+from beheld.models.write_quantized import choose
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8_at_load import Float8Rounding
 from tests import census
@@ -107,6 +107,6 @@ def test_rounded_weights_leave_the_router_and_the_log_names_what_stays(caplog: p
 def test_a_written_checkpoint_leaves_the_router(tmp_path: Path) -> None:
     published_like().save_pretrained(tmp_path)
     config = read_config(tmp_path, EngineArgs())
-    made = plan(read_info(tmp_path, EngineArgs(), config), config, "int8")
+    made = choose(read_info(tmp_path, EngineArgs(), config), config, "int8")
     assert len(made.rounded) == 2 * 2
     assert not any("router" in name for name in made.rounded)

@@ -27,9 +27,9 @@ from transformers.models.aria import modeling_aria as aria
 
 from beheld import LLM, AsyncLLM, CompletionOutput, SamplingParams
 from beheld.core.errors import StepError
-from beheld.core.params import StructuredOutputs
 from beheld.core.plan import EncodeItem
-from beheld.runner.encoder import EncoderStore
+from beheld.core.structured_outputs import StructuredOutputs
+from beheld.runner.encoder_cache import EncoderCache
 from tests import tiny
 from tests.engine import test_crowd
 
@@ -304,7 +304,7 @@ def test_items_that_do_not_fit_together_are_encoded_one_by_one() -> None:
             return [chunk[:4].view(4, 1).float() for chunk in activations]
 
     items = [EncodeItem(bytes([n]), "image", {}, 4) for n in range(3)]
-    assert EncoderStore(Heavy()).encode(items) == ()  # type: ignore[arg-type]
+    assert EncoderCache(Heavy()).encode(items) == ()  # type: ignore[arg-type]
     assert calls == [3, 1, 1, 1]
     torch.cuda.empty_cache()
 

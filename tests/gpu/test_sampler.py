@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import Sampler, greedy
 

@@ -10,7 +10,9 @@ import pytest
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import ReasoningFormat, Sampling, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.sampling import Sampling
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.inputs.sampling.resolve_sampling import habits, recommended
 from tests.inputs import pipes
 

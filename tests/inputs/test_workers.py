@@ -18,8 +18,8 @@ import torch
 from beheld import LLM, SamplingParams
 from beheld.core.config import MediaLimits, MediaWork
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, TemplateError, WorkerError
-from beheld.core.params import StructuredOutputs
 from beheld.core.request import ForeignTemplate, Request
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.inputs.media import workers
 from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from beheld.core.errors import EngineDeadError
-from beheld.models import one_row_kernel, prepare
+from beheld.models import one_row_kernel
 from beheld.models.expert_row_kernel import inner, outer
 from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
 from beheld.models.one_row_kernel import gate, norm, one_row, turn
-from beheld.models.surgery import one_row_layer, rank_trial
+from beheld.models.surgery import compiled_parts, conditions, one_row_layer, rank_trial
 from beheld.models.surgery.expert_row import use_expert_rows
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
@@ -258,19 +258,19 @@ def _compiled_by_rank(rank: int, text: Any, folder: Path, failing: dict[int, str
         patch.setattr(one_row_kernel, name, function)
     patch.setattr(one_row_layer.OneRowLayer, "__call__", called)
     patch.setattr(rank_trial, "_ALIKE_S", 0.3 if len(failing) == 1 else 5.0)
-    patch.setattr(prepare, "_fuses_on_gpu", lambda target: True)
-    patch.setattr(prepare, "_float32", lambda target: False)
-    patch.setattr(prepare, "text_model", lambda model: model)
-    patch.setattr(prepare, "platform_of", lambda device: SimpleNamespace(one_row_kernels=True))
+    patch.setattr(conditions, "fuses_on_gpu", lambda target: True)
+    patch.setattr(conditions, "float32", lambda target: False)
+    patch.setattr(compiled_parts, "text_model", lambda model: model)
+    patch.setattr(conditions, "platform_of", lambda device: SimpleNamespace(one_row_kernels=True))
     found: list[int] = []
 
     def compiled(layers: Any, changes: Any, one_row: Any = None, **more: Any) -> None:
         found.append(sum(layer in (one_row or {}) for layer in layers))
 
-    patch.setattr(prepare, "compile_layers", compiled)
+    patch.setattr(compiled_parts, "compile_layers", compiled)
     target: Any = SimpleNamespace(model=text, config=SimpleNamespace(device="cpu"), ranks=group)
     try:
-        prepare._compile_text(target, Changes())
+        compiled_parts.compile_text(target, Changes())
         told.send(found)
     except Exception as error:
         told.send(f"{type(error).__name__}: {error}")

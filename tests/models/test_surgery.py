@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
+from beheld.models.surgery.operation import Changes, Operation, Phase, Surgery, Target
 
 
 class Doubled(nn.Module):
@@ -53,7 +53,7 @@ def test_all_kinds_of_changes_are_taken_back() -> None:
     assert len(seen) == 2
 
 
-def operation(name: str, stage: Stage, said: list[str], **options: Any) -> Operation:
+def operation(name: str, stage: Phase, said: list[str], **options: Any) -> Operation:
     def apply(target: Target, changes: Changes) -> None:
         said.append(name)
         changes.undo_with(lambda: said.append(f"not {name}"))
@@ -66,16 +66,16 @@ def test_operations_follow_their_stages_and_are_undone_in_reverse() -> None:
     surgery = Surgery(Target(nn.Identity(), config=None))  # type: ignore[arg-type]
     surgery.perform(
         [
-            operation("compile", Stage.COMPILE, said),
-            operation("adapt", Stage.ADAPT, said),
-            operation("fuse one", Stage.FUSE, said),
-            operation("not here", Stage.FUSE, said, suits=lambda target: False),
-            operation("fuse two", Stage.FUSE, said),
+            operation("compile", Phase.COMPILE, said),
+            operation("adapt", Phase.ADAPT, said),
+            operation("fuse one", Phase.FUSE, said),
+            operation("not here", Phase.FUSE, said, suits=lambda target: False),
+            operation("fuse two", Phase.FUSE, said),
         ]
     )
     assert said == ["adapt", "fuse one", "fuse two", "compile"]
     with pytest.raises(AssertionError, match="too late"):
-        surgery.perform([operation("late", Stage.ADAPT, said)])
+        surgery.perform([operation("late", Phase.ADAPT, said)])
     said.clear()
     surgery.take_back()
     assert said == ["not compile", "not fuse two", "not fuse one", "not adapt"]
@@ -91,6 +91,6 @@ def test_what_fails_half_way_can_be_taken_back() -> None:
 
     surgery = Surgery(Target(model, config=None))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no memory"):
-        surgery.perform([Operation("fails", Stage.FUSE, "", "", apply)])
+        surgery.perform([Operation("fails", Phase.FUSE, "", "", apply)])
     surgery.take_back()
     assert "forward" not in vars(model[0])

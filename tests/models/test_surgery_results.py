@@ -10,10 +10,10 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import prepare
 from beheld.models.surgery import joined
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.operation import Changes, Surgery, Target
+from beheld.models.surgery.operations import operations_of
 from beheld.platform import host
 from beheld.platform.registry import CPU
 from tests import census, tiny
@@ -187,7 +187,7 @@ def test_on_a_cpu_every_layer_meets_few_sizes(flags: str, max_loras: int, monkey
     resolved = resolve_and_decide(args)
     model = load("qwen2_5_vl").bfloat16()
     surgery = Surgery(Target(model, resolved.config))
-    prepare.prepare(surgery, resolved.info)
+    surgery.perform(operations_of(resolved.info))
     assert (surgery.target.slots is not None) == (max_loras > 0)
     kinds = {type(module) for module in model.modules()}
     assert torch.nn.Linear not in kinds
@@ -243,7 +243,7 @@ def test_float32_on_a_gpu_is_not_tf32(
     monkeypatch.setenv("BEHELD_FUSE", "0")
     monkeypatch.setenv("BEHELD_COMPILE", "0")
     surgery = Surgery(Target(load("llama"), fake_config(device=device, dtype=dtype, enforce_eager=eager)))
-    prepare.prepare(surgery, resolve_and_decide(EngineArgs(model=str(tiny.checkpoint("llama")))).info)
+    surgery.perform(operations_of(resolve_and_decide(EngineArgs(model=str(tiny.checkpoint("llama")))).info))
     with surgery.passing():
         assert torch.backends.cudnn.allow_tf32 == allowed
     assert torch.backends.cudnn.allow_tf32, "outside of passes it is the user's"

@@ -10,11 +10,11 @@ from torch import nn
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import prepare
 from beheld.models.hf import HFAdapter
 from beheld.models.load import load_model
-from beheld.models.surgery import linears
+from beheld.models.surgery import compiled_parts, linears
 from beheld.models.surgery.operation import Surgery
+from beheld.models.surgery.operations import operations_of
 from tests import tiny
 
 # Families whose operations differ: plain, experts, further columns, a tail, windows of convolutions, states of media,
@@ -56,7 +56,7 @@ def test_all_is_as_it_was(family: str, dtype: str) -> None:
     model = surgery.target.model.eval()
     before = state(model)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    prepare.prepare(surgery, info)
+    surgery.perform(operations_of(info))
     HFAdapter(surgery, info)
     names = [operation.name for operation, changes in surgery.done if len(changes)]
     assert len(names) >= 2
@@ -84,8 +84,8 @@ def test_operations_of_a_gpu_are_taken_back(family: str, monkeypatch: pytest.Mon
     model = surgery.target.model.eval()
     before, weights = state(model), {k: v.detach().clone() for k, v in model.named_parameters()}
     object.__setattr__(surgery.target.config, "device", "cuda")
-    monkeypatch.setattr(prepare, "layers_of_forms", lambda text, forms, trial, **more: {})
-    prepare.prepare(surgery, info)
+    monkeypatch.setattr(compiled_parts, "layers_of_forms", lambda text, forms, trial, **more: {})
+    surgery.perform(operations_of(info))
     names = {operation.name for operation, changes in surgery.done if len(changes)}
     assert {"fused linears", "single-row linears", "LoRA", "layer numbers", "compiled text"} <= names
     surgery.take_back()

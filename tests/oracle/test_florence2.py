@@ -10,7 +10,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, MediaError, ModelError, ParamsError, PromptError, PromptTooLongError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.inputs.pipeline import RequestOrder
 from tests import tiny, tiny_cross
 from tests.inputs import pipes

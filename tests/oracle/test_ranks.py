@@ -11,7 +11,7 @@ import torch
 
 from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import ConfigError, LoRAError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
 from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOverRanks

@@ -13,7 +13,7 @@ from beheld.checkpoint.checks.generation import check_generation
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, MediaLossError, ModelError, ParamsError, PlaceholderError, PromptError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.inputs.prompt.parse import parse
 from tests import tiny
 from tests.inputs import pipes

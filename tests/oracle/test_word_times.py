@@ -19,7 +19,7 @@ from transformers.models.whisper.tokenization_whisper import _collate_word_times
 from beheld import AsyncLLM, SamplingParams, SpeechOrder
 from beheld.api.word_times import last_states, word_groups
 from beheld.core.errors import ModelError
-from beheld.core.params import Alignment
+from beheld.core.pooling_params import Alignment
 from beheld.core.speech import SpeechPiece
 from beheld.families.whisper.inputs import alignment_heads, median_width
 from tests import tiny

@@ -18,8 +18,8 @@ from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shared_items import SharedItems, owners_of
 from beheld.platform.registry import platform_of
-from beheld.runner import encoder
-from beheld.runner.encoder import EncoderStore
+from beheld.runner import encoder_cache
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.runner import ModelRunner
 
 
@@ -63,11 +63,11 @@ def bare(items: Sequence[EncodeItem], part: int) -> list[EncodeItem]:
     ]
 
 
-def encoded(groups: list[RankGroup], *steps: Sequence[EncodeItem]) -> tuple[list[Tower], list[EncoderStore], list[Any]]:
+def encoded(groups: list[RankGroup], *steps: Sequence[EncodeItem]) -> tuple[list[Tower], list[EncoderCache], list[Any]]:
     """Towers, stores and lost items of each step, of both ranks."""
     towers = [Tower(group.rank) for group in groups]
     stores = [
-        EncoderStore(tower, SharedItems(group, tower.device, torch.float32))  # type: ignore[arg-type]
+        EncoderCache(tower, SharedItems(group, tower.device, torch.float32))  # type: ignore[arg-type]
         for tower, group in zip(towers, groups, strict=True)
     ]
     found: list[Any] = [[], []]
@@ -94,7 +94,7 @@ def test_items_are_given_out_by_size() -> None:
 
 def test_each_item_is_encoded_once_and_kept_by_all(groups: list[RankGroup], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also items of which each takes a call of its own, and one that brings its embeddings."""
-    monkeypatch.setattr(encoder, "_CALL_BYTES", 10)
+    monkeypatch.setattr(encoder_cache, "_CALL_BYTES", 10)
     given = EncodeItem(b"g", "image", {ENCODED: torch.full((2, 3), 7.0)}, 2)
     items = [item("a", 4), item("b", 4), given, item("c", 4), item("d", 4)]
     towers, stores, found = encoded(groups, items, [item("a", 4), item("e", 1)])

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
-from beheld.api.feed import Run
+from beheld.api.feed import JobGroup
 from beheld.checkpoint.weights import chosen
 from beheld.core.errors import (
     CapacityError,
@@ -160,7 +160,7 @@ def test_texts_that_are_read_ahead_give_the_same_requests(llm: LLM) -> None:
     assert set(known) == set(texts) - {"a\ud800b"}
     assert [prepared(text) for text in texts] == alone
     assert not inputs.reader._tokenizer._ahead
-    made = inputs.plain_run(texts, PoolingParams(dimensions=8), ["7"] * len(texts), [2] * len(texts), 0.0)
+    made = inputs.plain_group(texts, PoolingParams(dimensions=8), ["7"] * len(texts), [2] * len(texts), 0.0)
     assert [None if one is None else vars(one) | {"client": "me"} for one in made] == [
         None if isinstance(one, str) else one for one in alone
     ]
@@ -177,7 +177,7 @@ def test_plain_texts_are_prepared_in_runs(llm: LLM, media: bool, monkeypatch: py
         monkeypatch.setattr(llm._inputs, "_info", dataclasses.replace(llm._info, modalities=("image",)))
         monkeypatch.setattr(llm._jobs, "_pools_texts", False)
     found = [
-        len(job) if isinstance(job, Run) else job.light
+        len(job) if isinstance(job, JobGroup) else job.light
         for job in llm._jobs.jobs(texts, PoolingParams(), None, None).each
     ]
     assert found == ([False] * len(texts) if media else [4, 4, 4, 4, 4, 1, False, 2])
@@ -198,7 +198,7 @@ def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
     right: list[Any] = [TEXTS[0], [1, 2, 3], {"prompt": TEXTS[1]}, {"prompt_token_ids": [4, 5]}, TEXTS[3]]
     mixed = [prompt for pair in zip(right, WRONG, strict=False) for prompt in pair] + list(WRONG[len(right) :])
     (run,) = llm._jobs.jobs(mixed[:8], PoolingParams(), None, None).each
-    assert isinstance(run, Run)
+    assert isinstance(run, JobGroup)
     outputs = llm.embed(mixed, on_error="return", use_tqdm=False)
     for prompt, output in zip(mixed, outputs, strict=True):
         if prompt in right:
@@ -315,7 +315,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.
     run = llm._live()
     texts = [f"text {number}" for number in range(30)]
     wanted = vectors(llm.embed(texts, use_tqdm=False))
-    for owner, name, number in ((run.engine, "step", 2), (run.engine, "add_many", 1), (llm._inputs, "plain_run", 1)):
+    for owner, name, number in ((run.engine, "step", 2), (run.engine, "add_many", 1), (llm._inputs, "plain_group", 1)):
         real, calls = getattr(owner, name), 0
 
         def failing(*given: Any, real: Any = real, number: int = number) -> Any:
@@ -530,7 +530,7 @@ def test_ids_that_were_read_ahead_are_not_kept_for_a_request_that_failed_before(
     orders = [
         RequestOrder(text, PoolingParams(), str(number), priority=2**70) for number, text in enumerate(("a b", "b c"))
     ]
-    found = llm._inputs.prepare_run(orders)
+    found = llm._inputs.prepare_group(orders)
     assert all(isinstance(each, ParamsError) for each in found)
     assert not any(llm._inputs.reader.read_before(str(order.prompt)) for order in orders)
 
@@ -558,13 +558,13 @@ def test_texts_of_one_turn_are_prepared_and_submitted_together_and_fail_alone(
 ) -> None:
     runs: list[int] = []
     submitted: list[list[str]] = []
-    plain = InputPipeline.prepare_run
+    plain = InputPipeline.prepare_group
 
     def noted(self: InputPipeline, orders: Any) -> Any:
         runs.append(len(orders))
         return plain(self, orders)
 
-    monkeypatch.setattr(InputPipeline, "prepare_run", noted)
+    monkeypatch.setattr(InputPipeline, "prepare_group", noted)
 
     async def run() -> list[Any]:
         async with AsyncLLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **SMALL) as llm:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Pooling, PoolingParams
 from beheld.core.plan import SeqSlice
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import Pooling, PoolingParams
 from beheld.inputs.sampling.resolve_pooling import CommonPooling
 from beheld.pool.methods import MeanMethod
 from beheld.pool.pooler import PooledValues, Pooler

@@ -16,7 +16,7 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, UserError
-from beheld.models.write_quantized import plan, write
+from beheld.models.write_quantized import choose, write
 from beheld.quant.written import WrittenForm, int4_form, int8_form
 from tests import tiny
 from tests.quant.test_compressed_tensors import load
@@ -138,7 +138,7 @@ def copied(family: str, folder: Path) -> tuple[Any, Any]:
 
 def test_a_pooling_checkpoint_keeps_its_modules_and_templates(tmp_path: Path) -> None:
     info, config = copied("qwen2", tmp_path / "source")
-    write(info, plan(info, config, "int8"), out := tmp_path / "out", lambda layer: None)
+    write(info, choose(info, config, "int8"), out := tmp_path / "out", lambda layer: None)
     again = read_info(out, args := EngineArgs(model=str(out), device="cpu"), read_config(out, args))
     assert again.pooler == info.pooler is not None
     assert (out / "additional_chat_templates/rag.jinja").is_file()
@@ -151,7 +151,7 @@ def test_what_fails_half_way_leaves_no_folder(tmp_path: Path) -> None:
 
     info, config = copied("qwen2", tmp_path / "source")
     with pytest.raises(ModelError, match="cannot answer"):
-        write(info, plan(info, config, "gptq"), tmp_path / "out", fails)
+        write(info, choose(info, config, "gptq"), tmp_path / "out", fails)
     assert not (tmp_path / "out").exists()
 
 
@@ -162,10 +162,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         return read_info(tiny.checkpoint(family), args, config), config
 
     with pytest.raises(UserError, match="are quantized"):
-        plan(*read("glm4v_moe_fp8"), "int8")  # type: ignore[arg-type]
+        choose(*read("glm4v_moe_fp8"), "int8")  # type: ignore[arg-type]
     info, config = read("qwen2")
     with pytest.raises(UserError, match="exists already"):
-        write(info, plan(info, config, "int8"), tmp_path, lambda layer: None)  # type: ignore[arg-type]
+        write(info, choose(info, config, "int8"), tmp_path, lambda layer: None)  # type: ignore[arg-type]
     assert main(["quantize", str(tiny.checkpoint("qwen2")), str(tmp_path / "out"), "--method", "gptq"]) == 1
 
 
@@ -177,7 +177,7 @@ def test_the_log_is_quiet_unless_asked_for(tmp_path: Path, monkeypatch: pytest.M
         raise UserError("This is enough.")
 
     monkeypatch.setenv("BEHELD_LOG_LEVEL", "")
-    monkeypatch.setattr("beheld.tools.quantize.plan", noting)
+    monkeypatch.setattr("beheld.tools.quantize.choose", noting)
     for options in ((), ("--verbose",)):
         assert (
             main(["quantize", str(tiny.checkpoint("qwen2")), str(tmp_path / "out"), "--method", "int8", *options]) == 1

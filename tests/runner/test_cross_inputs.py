@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from beheld.attention.cross import CrossView
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
+from beheld.core.sampling import Sampling
 from beheld.runner.cross_inputs import gather
 from beheld.runner.rows import Rows
 from tests.runner.test_rows import NUM_GROUPS, NUM_ROWS, WIDTH, FakeAdapter
@@ -28,7 +28,7 @@ class CrossAdapter(FakeAdapter):
 
 
 class Store:
-    """An encoder store's states, each with a number of its own."""
+    """An encoder cache's states, each with a number of its own."""
 
     def __init__(self) -> None:
         self.embeds = {name: torch.rand(count, 1, 2, 1, 1) for name, count in STATES.items()}

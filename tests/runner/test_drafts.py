@@ -11,8 +11,8 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import StructuredOutputs
 from beheld.core.plan import StepPlan, StepResult
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.runner import graphs
 from beheld.runner.runner import Handle, ModelRunner
 from tests import tiny

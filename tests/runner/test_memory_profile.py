@@ -72,7 +72,7 @@ def test_sampling_that_is_measured_leaves_the_rows_free() -> None:
         memory_profile.sample_full_batch(sampler, 4, 50, torch.bfloat16, device)
     plain = Sampler(4, 50, device)
     logits_BV = torch.randn(1, 50)
-    from beheld.core.params import Sampling
+    from beheld.core.sampling import Sampling
 
     for each in (sampler, plain):
         each.admit(3, Sampling(), (1, 2), 2)

@@ -169,15 +169,16 @@ def oom(*given: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("stage", ["load", "prepare"])
 def test_a_lack_of_memory_names_stage_sizes_and_remedy(stage: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.models import load, prepare
+    from beheld.models import load
+    from beheld.models.surgery import operations
 
     gpu.others = 79 * GIB
     if stage == "load":
         monkeypatch.setattr(load, "_from_files", oom)
     else:
-        loaded = SimpleNamespace(target=SimpleNamespace(shards=None))
+        loaded = SimpleNamespace(target=SimpleNamespace(shards=None), perform=oom)
         monkeypatch.setattr(load, "load_model", lambda *given: loaded)
-        monkeypatch.setattr(prepare, "prepare", oom)
+        monkeypatch.setattr(operations, "operations_of", oom)
     with pytest.raises(CapacityError) as caught:
         registry.build(*wants())
     said = str(caught.value)

@@ -19,7 +19,7 @@ from beheld.parallel.group import RankGroup
 from beheld.runner import mixed_graphs
 from beheld.runner.batch import Layout
 from beheld.runner.cache.registry import make_caches
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, asks_backend, ladder, smallest
 from tests.fakes import fake_config, fake_info
 from tests.runner.test_graphs import rows_held
@@ -146,7 +146,7 @@ def graphs_of(
         make_caches(fake_info()),
         config(tokens, seats),
         rows,
-        EncoderStore(adapter),
+        EncoderCache(adapter),
         _Decode(),
     )
     return MixedGraphs(*made, asks_backend=asks_backend)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice
+from beheld.core.sampling import Sampling
 from beheld.runner.rows import Rows
 
 NUM_ROWS, NUM_GROUPS, WIDTH, BLOCK_SIZE = 3, 2, 8, 4

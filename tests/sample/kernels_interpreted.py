@@ -12,7 +12,7 @@ import torch
 import triton
 from triton import language as tl
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample import filters, greedy_kernel, noise, random_kernel, sampler
 from beheld.sample.penalties import PenaltyTable
 from beheld.sample.penalties_kernel import penalise_

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 
 
 def edited(logits_V: Tensor, params: Sampling, prompt: Sequence[int], output: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample.history import History
 from beheld.sample.rows import TokenRule
 from beheld.sample.sampler import Sampler

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample.filters import Masks, filters, floor_of_row, floors
 from tests.sample.reference import probabilities
 

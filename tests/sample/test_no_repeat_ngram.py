@@ -10,7 +10,7 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
 )
 
-from beheld.core.params import Sampling
+from beheld.core.sampling import Sampling
 from beheld.sample.sampler import Sampler
 
 V = 6

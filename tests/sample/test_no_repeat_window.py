@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from beheld.compat.ngram import repeating
-from beheld.core.params import Sampling
 from beheld.core.repetition import NoRepeatWindow
+from beheld.core.sampling import Sampling
 from beheld.sample.sampler import Sampler
 
 V = 5

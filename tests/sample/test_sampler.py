@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Sampling
 from beheld.core.plan import PromptLogprobs
+from beheld.core.sampling import Sampling
 from beheld.sample import filters
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler, greedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from beheld.core.params import Sampling, ThinkingBudget
+from beheld.core.sampling import Sampling, ThinkingBudget
 from beheld.sample.sampler import Sampler
 from beheld.sample.thinking import ThinkingTable
 from tests.sample.test_no_repeat_ngram import DEVICE, V, greedy

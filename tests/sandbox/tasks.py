@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from beheld.core.errors import ConfigError, DecodeError
-from beheld.sandbox.codec import Codec
+from beheld.wire.codec import Codec
 
 CODEC = Codec(())
 

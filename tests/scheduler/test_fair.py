@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beheld.core.params import Pooling
 from beheld.core.plan import StepPlan
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import Request
 from beheld.scheduler.fair_share import FairShare
 from tests.fakes import FULL, fake_config, fake_info, fake_item, fake_request, sliding

@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from beheld.core.config import KVGroup
 from beheld.core.errors import CapacityError, StepError, UserError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import StepPlan
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.sampling import Sampling
 from beheld.scheduler.pace import StepPace
 from beheld.scheduler.scheduler import Scheduler
 from beheld.scheduler.shared_prefill import SharedPrefills

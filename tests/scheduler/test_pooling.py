@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from beheld.core.errors import PromptTooLongError, StepError
-from beheld.core.params import Pooling
+from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, Request
 from tests.fakes import FULL, expected_tokens, expected_vector, fake_config, fake_info, fake_item, fake_request, sliding
 from tests.scheduler.drive import Bench

@@ -162,7 +162,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     90: "reading only the end of a long text and the look at its length in `inputs/prompt/reader.py` (both took more "
     "than 3 GB), and the bound of characters in `inputs/prompt/tokenizer.py`",
     91: "the bounds of arguments in `inputs/prompt/chat.py` (7 of 9; many values are also refused when rendered)",
-    92: "the length of a misspelt name in `core/params.py`, and that of a key in `utils/piecewise_json.py`",
+    92: "the length of a misspelt name in `core/value_checks.py`, and that of a key in `utils/piecewise_json.py`",
     93: "finding stand-ins by a pattern in `inputs/prompt/special_tokens.py`, and the stretches of two texts and "
     "passing over ASCII in `inputs/prompt/chat.py`",
     94: "counting ids first in `inputs/prompt/reader.py`",
@@ -185,7 +185,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     108: "an image's time by its size in `inputs/media/tasks.py` (`test_an_images_time_follows_its_size`)",
     110: "`fit_media` in `api/start.py` (`test_limits_follow_the_memory_that_a_container_leaves`)",
     111: "the answer for missing memory in `server/errors.py`",
-    120: "the calls without culprits in `runner/encoder.py` "
+    120: "the calls without culprits in `runner/encoder_cache.py` "
     "(`test_120_mates_of_failing_items_keep_their_bits`, where all items fit one call)",
     121: "`utils/standard_streams.py` (the socket pair took the numbers 0 and 1)",
     122: "the checks of decoders, templates and tokens in `checkpoint/checks/tokenizer.py`",
@@ -200,7 +200,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
     132: "processing in workers what is large, in `inputs/media/workers.py`",
-    134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
+    134: "`NoRoomError` in `wire/link.py` (the threads that send then end)",
     136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
     138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
     "`server/multipart.py`",

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from beheld.server.chat import check_processor_options, message_of
+from beheld.server.chat_messages import message_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
+from beheld.server.template_options import check_processor_options
 
 UNTRUSTED = ServerOptions()
 

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from beheld.server.chat import variables_of
 from beheld.server.schema import ChatRequest
+from beheld.server.template_options import variables_of
 from tests.server.running import ENGINE, PAGES, Running, data_url, talk
 
 

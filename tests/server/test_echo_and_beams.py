@@ -10,7 +10,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.beams import BeamSearchParams
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_refusals import refused
 

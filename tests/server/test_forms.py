@@ -19,8 +19,10 @@ from transformers import AutoTokenizer
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams
+from beheld.server.answer_marks import AnswerMarks, answer_marks
 from beheld.server.app import Service
-from beheld.server.chat import AnswerMarks, ChunkHead, answer_marks, chunks, plan
+from beheld.server.chat import ChunkHead, chunks
+from beheld.server.chat_order import order_of
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -520,7 +522,7 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
         head = ChunkHead("x", 0, "m", lambda output, count: None)
         model: Any = Model()
         marks = AnswerMarks(ToolForm("mistral", special=special))
-        chunks(model, body, plan(model, body, ServerOptions(), marks), head, None, marks)
+        chunks(model, body, order_of(model, body, ServerOptions(), marks), head, None, marks)
 
     ask()
     ask(tool_choice="none")

@@ -24,7 +24,7 @@ from beheld.cli.front import CODEC
 from beheld.cli.fronts import _Front, _terminate
 from beheld.cli.main import main
 from beheld.engine.process import Spawned
-from beheld.sandbox.link import Link, pair
+from beheld.wire.link import Link, pair
 from tests import tiny
 from tests.server.running import Running, data_url, talk
 from tests.server.test_process import children

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from tests import tiny
 from tests.server.running import ENGINE, Running, data_url, source_of, talk
 

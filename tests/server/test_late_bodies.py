@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.running import Running
 
-LATE = ["beheld.server.messages_schema", "beheld.server.openapi", "beheld.server.response_requests"]
+LATE = ["beheld.server.messages_schema", "beheld.server.openapi", "beheld.server.responses_schema"]
 
 
 def test_of_all_bodies_a_start_makes_the_check_of_chats_alone() -> None:

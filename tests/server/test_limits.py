@@ -18,7 +18,7 @@ import pytest
 
 from beheld.cli.serve import fit_bodies
 from beheld.platform import host
-from beheld.server import chat, limits
+from beheld.server import chat_messages, limits
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -256,7 +256,7 @@ def test_bodies_count_until_their_requests_are_prepared_and_are_dropped_then(
     running = Running(max_body_bytes=1 << 20, max_reading_bytes=1 << 20)
     sent: list[weakref.ref[Message]] = []
     may_go_on = threading.Event()
-    make, message_of = running.llm._inputs.make_items, chat.message_of
+    make, message_of = running.llm._inputs.make_items, chat_messages.message_of
 
     def slow(read: Any) -> Any:
         may_go_on.wait(20)
@@ -267,7 +267,7 @@ def test_bodies_count_until_their_requests_are_prepared_and_are_dropped_then(
         return message_of(message, *rest)
 
     monkeypatch.setattr(running.llm._inputs, "make_items", slow)
-    monkeypatch.setattr(chat, "message_of", seen)
+    monkeypatch.setattr(chat_messages, "message_of", seen)
 
     def until(holds: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + 10

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.server import limits
 from beheld.server.response_store import ResponseStore
 from beheld.structured.compile import MAX_TEXT, grammar_of

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import SamplingParams, StructuredOutputs
-from beheld.server.chat import _reasoning_before, variables_of
+from beheld.core.params import SamplingParams
+from beheld.core.structured_outputs import StructuredOutputs
+from beheld.server.chat import _reasoning_before
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import structured
 from beheld.server.schema import ChatRequest
+from beheld.server.template_options import variables_of
 from beheld.text.reasoning import THINK
 from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_forms import TALK

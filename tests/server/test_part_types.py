@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beheld.server.chat import message_of
+from beheld.server.chat_messages import message_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.pooling_schema import ScoredContent

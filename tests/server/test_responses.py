@@ -19,8 +19,9 @@ from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.read import checked
 from beheld.server.response_events import ResponseEvents
-from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked
+from beheld.server.response_requests import ResponseAsked, asked
 from beheld.server.response_store import ResponseStore, Stored, size_of
+from beheld.server.responses_schema import ResponsesRequest
 from tests.server.running import ENGINE, Running, data_url, talk
 from tests.server.test_forms import OPENED
 

@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from beheld.api.pools import Pools
-from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.core.params import SamplingParams
 from beheld.core.request import ForeignTemplate
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.inputs.pipeline import Chat
 from beheld.server import limits
 from beheld.server.admission import AdmissionControl

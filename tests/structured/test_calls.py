@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar
+from beheld.core.structured_outputs import Grammar
 from beheld.structured.calls import _BARE, _MARKED
 from beheld.structured.compile import Compiler
 from beheld.text.tools import FORMATS, calls_of

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from beheld.core.params import Grammar, ReasoningFormat
+from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.structured.compile import Compiler
 from beheld.structured.reasoning import reasoning_after
 from tests import tiny

@@ -17,7 +17,7 @@ import pytest
 
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.core.errors import BeheldError, ParamsError, WorkerError
-from beheld.core.params import Grammar, StructuredOutputs
+from beheld.core.structured_outputs import Grammar, StructuredOutputs
 from beheld.sandbox.sandbox import Sandbox
 from beheld.structured import compile as compile_module
 from beheld.structured.compile import Compiler, grammar_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import StructuredOutputs
+from beheld.core.structured_outputs import StructuredOutputs
 from beheld.structured.compile import grammar_of
 from tests.structured.test_calls import WAYS, compiler, taken
 

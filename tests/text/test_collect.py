@@ -9,9 +9,10 @@ import pytest
 from beheld.core.errors import ParamsError, StepError
 from beheld.core.media import MediaReceipt
 from beheld.core.outputs import Logprob, TokenEvent
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
+from beheld.core.sampling import Sampling
 from beheld.text.collect import Collector
 from tests.fakes import prompt_columns
 from tests.text import tokenizers_small as small

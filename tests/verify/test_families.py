@@ -15,7 +15,7 @@ from beheld.core.media import MediaRef
 from beheld.core.plan import SpanView
 from beheld.inputs.media import decode
 from beheld.models.hf import HFAdapter
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from beheld.tools.verify.compare import DIFFERENT, SAME, StageVerdict
 from beheld.tools.verify.questions import question_of
 from beheld.tools.verify.run import Sides
@@ -180,16 +180,16 @@ def test_swapped_pictures(verified: Verified, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("takes no two pictures")
     if verified.family == "mllama":
         pytest.skip("its layers attend to pictures beside the text")
-    right, pair = EncoderStore._source, [tiny.picture(84, 56, 31), tiny.picture(84, 56, 32)]
+    right, pair = EncoderCache._source, [tiny.picture(84, 56, 31), tiny.picture(84, 56, 32)]
 
-    def wrong(self: EncoderStore, span: SpanView) -> Tensor:
+    def wrong(self: EncoderCache, span: SpanView) -> Tensor:
         seen.append(span.digest)
         others = [digest for digest in self._embeds if digest != span.digest and digest in mine]
         return self._embeds[others[0]] if others else right(self, span)
 
     seen: list[bytes] = []
     mine: set[bytes] = set()
-    monkeypatch.setattr(EncoderStore, "_source", wrong)
+    monkeypatch.setattr(EncoderCache, "_source", wrong)
     assert verified.ask(*pair)[1] is None
     mine.update(seen)
     _, culprit = verified.ask(*pair)
@@ -222,9 +222,9 @@ def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.
 
 def test_a_wrong_video_beside_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = Verified("glm4v")
-    right = EncoderStore._source
+    right = EncoderCache._source
     try:
-        monkeypatch.setattr(EncoderStore, "_source", lambda self, span: right(self, span).flip(0))
+        monkeypatch.setattr(EncoderCache, "_source", lambda self, span: right(self, span).flip(0))
         _, culprit = joined.ask(tiny.picture(84, 56, 3), videos=(clip(),))
     finally:
         joined.sides.close()

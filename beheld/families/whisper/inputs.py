@@ -15,7 +15,7 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.checkpoint.info import added_tokens
 from beheld.core.errors import ModelError
-from beheld.core.params import TimestampRule
+from beheld.core.sampling import TimestampRule
 from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.families.inputs import AnswerRules, FamilyInputs
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 
 GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 # The engine sets these: the form and the device of the tensors.

@@ -19,8 +19,8 @@ from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
 from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
-from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.wire.codec import Codec
 
 # The part of the time limit that the smallest image gets, and the pixels from which an image gets all of it.
 _SMALL_PART, _ALL_PIXELS = 0.4, 100_000_000

@@ -13,7 +13,7 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, ParamsError
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.inputs.media import animation, stills
 from beheld.inputs.media.container import check_codec, opened
 

@@ -16,7 +16,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, item_name
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.inputs.fetch.fetch import is_data_url
 from beheld.inputs.media import embeds
 from beheld.inputs.prompt import embedded_prompt

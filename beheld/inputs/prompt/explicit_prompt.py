@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.core.config import ModelInfo
 from beheld.core.errors import PromptError
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 
 _KEYS = ("encoder_prompt", "decoder_prompt", "mm_processor_kwargs", "cache_salt", "add_special_tokens")
 _TEXTS = ("prompt", "prompt_token_ids")

@@ -12,7 +12,7 @@ from typing import Any
 from beheld.core.config import MediaLimits, ModelInfo
 from beheld.core.errors import DecodeError, MediaError, PromptError
 from beheld.core.media import MODALITIES, MediaRef
-from beheld.core.params import nearest
+from beheld.core.value_checks import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.media.decode import is_array, is_image, is_tensor
 from beheld.inputs.prompt import embedded_prompt, explicit_prompt, vision_chunks

@@ -12,7 +12,9 @@ from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PlaceholderError, PromptError, TemplateError
 from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, count_by_modality
-from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.media import soundtracks
 from beheld.inputs.media.processor_options import merged
@@ -21,8 +23,9 @@ from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processo
 from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, SPARE_IDS, PromptTokenizer
+from beheld.inputs.prompt.truncation import Truncation
 from beheld.inputs.request_checks import RequestChecks
-from beheld.inputs.stages import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
+from beheld.inputs.request_forms import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
@@ -84,6 +87,7 @@ class PromptReader:
         self._config = config
         self._family = family
         self._tokenizer = tokenizer
+        self._truncation = Truncation(info, config, tokenizer)
         self._templates = templates
         self._checks = checks
         self._merge_size = merge_size
@@ -153,7 +157,7 @@ class PromptReader:
             ids: Sequence[int] = parsed.token_ids or ()
         else:
             self._check_size(parsed.text, params)
-            most = self._most(params)
+            most = self._truncation.most(params)
             written = self._cased(parsed.text)
             whole = parsed.ends
             if self._family.rewrite is not None:
@@ -242,7 +246,7 @@ class PromptReader:
         texts = self._cased(pair.first), self._cased(pair.second)
         for text in texts:
             self._tokenizer.check_length(len(text), self._config.max_model_len)
-        keep = self._keep(params)
+        keep = self._truncation.keep(params)
         ids, second = self._tokenizer.encode_pair(*texts, keep)
         return ReadPrompt(ids, ParsedPrompt(" ".join(texts), None, (), {}, b""), second=second)
 
@@ -255,12 +259,13 @@ class PromptReader:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if not isinstance(ids, list | tuple) or len(ids) < self._config.max_model_len or self._info.is_encoder_decoder:
             return prompt
-        if self._keep(params) is None:
+        if self._truncation.keep(params) is None:
             self._checks.length(ids, (), ())
             return prompt
         if isinstance(prompt, Mapping):
-            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": self._cut(ids, params)}
-        return list(self._cut(ids, params))
+            has_media = prompt.get("multi_modal_data")
+            return prompt if has_media else {**prompt, "prompt_token_ids": self._truncation.cut(ids, params)}
+        return list(self._truncation.cut(ids, params))
 
     def _ids_of(
         self, text: PromptText, params: SamplingParams | PoolingParams, media: Sequence[MediaRef]
@@ -270,7 +275,7 @@ class PromptReader:
         Raises:
             PromptTooLongError: it is too long, and can only be tokenized as a whole.
         """
-        keep = self._keep(params)
+        keep = self._truncation.keep(params)
         if keep is None or media or len(text.text) <= SHORT_TEXT:
             return self._encode(text, {})
         if isinstance(params, PoolingParams) or params.truncation_side == "right":
@@ -294,7 +299,7 @@ class PromptReader:
         params: SamplingParams | PoolingParams,
         counts: Mapping[str, int],
     ) -> ReadPrompt:
-        ids = self._truncated(ids, params, parsed.media, text)
+        ids = self._truncation.truncated(ids, params, parsed.media, text)
         found = expand.count_placeholders(ids, self._tokenizer.places)
         if (media := self._with_audio(parsed.media, parsed.options, ids)) != parsed.media:
             parsed, counts = replace(parsed, media=media), count_by_modality(media)
@@ -404,16 +409,16 @@ class PromptReader:
             cancel,
         )
         _check_slots(rendered, talk.slots)
-        text, ids = self._tokenized(rendered, talk, self._most(params), adds=asked.add_special_tokens)
+        text, ids = self._tokenized(rendered, talk, self._truncation.most(params), adds=asked.add_special_tokens)
         shown = talk.stand_ins.restore(rendered if text is None else text.text)
         salt = b"" if asked.cache_salt is None else asked.cache_salt.encode()
         parsed = ParsedPrompt(shown, None, talk.media, processor_options(asked.mm_processor_kwargs), salt)
         self._check_size(shown, params)
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
-        if not talk.media and (shorter := self._with_shorter_document(asked, len(ids), params)) is not None:
+        if not talk.media and (shorter := self._truncation.with_shorter_document(asked, len(ids), params)) is not None:
             return self.read_chat(shorter, params, cancel)
-        ids = self._truncated(ids, params, talk.media, text)
+        ids = self._truncation.truncated(ids, params, talk.media, text)
         parsed = replace(parsed, media=self._with_audio(talk.media, parsed.options, ids))
         self._check_rendered(ids, parsed.media)
         if talk.media:
@@ -554,123 +559,9 @@ class PromptReader:
         """Return a text in lower case, if the checkpoint says that its texts are."""
         return text.lower() if self._info.pooler is not None and self._info.pooler.lowercase else text
 
-    def _most(self, params: SamplingParams | PoolingParams) -> int | None:
-        """Return how many ids of a text are needed; None for all, if the last ones are needed."""
-        return self._config.max_model_len if params.truncate_prompt_tokens is None else None
-
     def _check_size(self, text: str, params: SamplingParams | PoolingParams) -> None:
         if params.truncate_prompt_tokens is None:
             self._tokenizer.check_length(len(text), self._config.max_model_len)
-
-    def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
-        """Return how many tokens of a prompt are kept; None for all. -1 keeps as many as leave room for the answer."""
-        keep = params.truncate_prompt_tokens
-        if keep is not None and keep > self._config.max_model_len and not self._in_parts():
-            raise ParamsError(
-                "truncate_prompt_tokens value is greater than max_model_len.",
-                "Please request a smaller truncation size.",
-                param="truncate_prompt_tokens",
-            )
-        if keep != -1:
-            return keep
-        answer = (params.max_tokens or 1) if isinstance(params, SamplingParams) else 0
-        return max(1, self._config.max_model_len - answer)
-
-    def _in_parts(self) -> bool:
-        """Return whether texts longer than the model reads are read in parts."""
-        return self._info.pooler is not None and self._info.pooler.longest is not None
-
-    def _truncated(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams | PoolingParams,
-        media: Sequence[MediaRef],
-        text: PromptText | None,
-    ) -> Sequence[int]:
-        """Return a prompt's ids, cut to as many as the parameters say.
-
-        Raises:
-            ParamsError: the prompt has media.
-        """
-        ends = self._tokenizer.ends()[1] if text is not None and text.ends else ()
-        last = None if self._info.pooler is None else self._info.pooler.last_id
-        # A text may end with the same token, and gets another; ids are a whole prompt that may have it already.
-        if last is not None and (text is not None or list(ids[-1:]) != [last]):
-            ids, ends = [*ids, last], (*ends, last)
-        keep = self._keep(params)
-        if keep is None or keep >= len(ids):
-            return ids if media else self._filled(ids)
-        if media:
-            raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
-        return self._filled(self._cut(ids, params, ends))
-
-    def _with_shorter_document(self, asked: Chat, num_ids: int, params: SamplingParams | PoolingParams) -> Chat | None:
-        """Return a pair's conversation with less of its document, if truncation cuts its prompt of `num_ids` ids.
-
-        A template may put the query, or what the score is read at, after the document. None with a tokenizer that does
-        not say where its tokens stand.
-
-        Raises:
-            ParamsError: the rest of the prompt leaves no room for the document.
-        """
-        keep = self._keep(params)
-        last = None if self._info.pooler is None else self._info.pooler.last_id
-        excess = 0 if keep is None else num_ids + (last is not None) - keep
-        place = next((i for i, message in enumerate(asked.messages) if message.get("role") == "document"), None)
-        fast = getattr(self._tokenizer.inner, "is_fast", False)
-        if excess <= 0 or place is None or not isinstance(params, PoolingParams) or not fast:
-            return None
-        document = asked.messages[place]
-        content, messages = document.get("content"), list(asked.messages)
-        parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
-            return None
-        for index, part in reversed(list(enumerate(parts))):
-            num = len(self._tokenizer.plain_ids(part["text"]))
-            parts[index] = {**part, "text": self._shorter(part["text"], num, num - excess) if num > excess else ""}
-            excess -= num
-            if excess <= 0:
-                break
-        else:
-            raise ParamsError(
-                f"truncate_prompt_tokens is {keep}, and the query with its template takes as many tokens.",
-                "Keep more tokens, or ask a shorter query.",
-                param="truncate_prompt_tokens",
-            )
-        messages[place] = {**document, "content": parts[0]["text"] if isinstance(content, str) else parts}
-        return replace(asked, messages=messages)
-
-    def _shorter(self, text: str, num: int, most: int) -> str:
-        """Return the beginning of a document of `num` ids that is about `most` ids long, and shorter than it."""
-        found = self._tokenizer.cut(text, most, plain=True)
-        # A character of several ids is never cut, and a prompt's ids at the edges of its parts are not a part's alone.
-        return found if len(found) < len(text) else text[: len(text) * most // num]
-
-    def _filled(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""
-        wanted = None if self._info.pooler is None else self._info.pooler.filled_to
-        if wanted is None or len(ids) >= wanted:
-            return ids
-        pad = getattr(self._tokenizer.inner, "pad_token_id", None)
-        pad = self._info.pad_id if pad is None else pad
-        return ids if pad is None else [*ids, *[int(pad)] * (wanted - len(ids))]
-
-    def _cut(
-        self, ids: Sequence[int], params: SamplingParams | PoolingParams, after: Sequence[int] = ()
-    ) -> Sequence[int]:
-        """Return the ids that truncation keeps: the last of a prompt to be answered, the first of one to be pooled.
-
-        With `truncation_side="right"`, a prompt to be answered keeps its first ones, too.
-
-        Args:
-            after: the ids that the tokenizer adds at the end of a text; a prompt to be pooled still ends with them.
-        """
-        keep = self._keep(params)
-        if keep is None or keep >= len(ids):
-            return ids
-        if isinstance(params, PoolingParams):
-            return [*ids[: max(0, keep - len(after))], *after][:keep]
-        return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
 
 
 def _check_slots(rendered: str, slots: Mapping[str, chat.Slot]) -> None:

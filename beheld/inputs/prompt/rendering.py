@@ -9,8 +9,8 @@ from typing import Any
 from beheld.core.config import MODEL_CLASSES, EngineArgs, ModelInfo
 from beheld.core.errors import TemplateError, WorkerError, first_line
 from beheld.inputs.prompt.tokenizer import load_tokenizer
-from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.wire.codec import Codec
 
 MAX_S = 2.0
 # The stage of errors about a stopped template.

@@ -14,7 +14,8 @@ from typing import Any
 
 from beheld.core.config import EngineConfig
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import LogitsProcessor, SamplingParams, num_arguments
+from beheld.core.logits_processors import LogitsProcessor, num_arguments
+from beheld.core.params import SamplingParams
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

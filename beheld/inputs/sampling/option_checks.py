@@ -11,7 +11,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
-from beheld.core.params import nearest, whole
+from beheld.core.value_checks import nearest, whole
 from beheld.families import registry
 from beheld.inputs.media import video
 from beheld.inputs.media.processor import ItemProcessor

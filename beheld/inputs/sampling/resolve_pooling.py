@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Pooling, PoolingParams, snapshot
+from beheld.core.params import snapshot
 from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling_params import Pooling, PoolingParams
 
 _PER_POSITION = ("token_embed", "token_classify")
 _CALLS = {"embed": "LLM.embed", "token_embed": "LLM.encode", "classify": "LLM.classify", "token_classify": "LLM.reward"}

@@ -11,17 +11,10 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import (
-    GREEDY_BELOW,
-    Grammar,
-    ReasoningFormat,
-    Sampling,
-    SamplingParams,
-    StepParams,
-    ThinkingBudget,
-    snapshot,
-)
+from beheld.core.params import SamplingParams, StepParams, snapshot
 from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
+from beheld.core.sampling import GREEDY_BELOW, Sampling, ThinkingBudget
+from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
 from beheld.inputs.sampling.logits_processors import EngineProcessors

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import first_line
-from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.operation import Changes, Target
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils.gc_tuning import count_as_old
 from beheld.utils.log import get_logger
@@ -79,6 +79,12 @@ def _settings_are_per_thread(config: Any) -> bool:
 
 
 settings = _Settings()
+
+
+def compile_within(target: Target, changes: Changes) -> None:
+    """Let passes run with these settings."""
+    target.around.append(settings)
+    changes.undo_with(target.around.pop)
 
 
 def compile_layers(

@@ -31,7 +31,8 @@ from beheld.attention.op import attend_layer, decodes_alone
 from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
-from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.operation import Changes, Target
+from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.models.surgery.vector_linear import VectorLinear
@@ -357,6 +358,17 @@ def _job(words: dict[str, Any]) -> Any:
     for name, word in words.items():
         job[ir.JOB.index(name)] = word.data_ptr() if isinstance(word, Tensor) else word
     return job
+
+
+def compute_text_layers(target: Target, changes: Changes) -> None:
+    """Let the layers of the target's text model that have this form compute so.
+
+    Raises:
+        EngineDeadError: as compute_layers.
+    """
+    text = text_model(target.model)
+    found = compute_layers(text, changes, target.ranks)
+    logger.debug("%d of %d layers are computed in two calls.", found, len(text.layers))
 
 
 def compute_layers(text: Any, changes: Changes, group: RankGroup | None = None) -> int:

@@ -41,8 +41,9 @@ class TwoScales(nn.Module):
         return (angles.cos() * self.scaling).to(x.dtype), (angles.sin() * self.scaling).to(x.dtype)
 
 
-def replace_two_scales(decoder: nn.Module, changes: Changes) -> None:
-    """Replace the decoder's rotary embedding, if it is one with two scales."""
+def replace_two_scales(model: Any, changes: Changes) -> None:
+    """Replace the rotary embedding of the model's decoder, if it is one with two scales."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     rotary = getattr(decoder, "rotary_emb", None)
     if getattr(rotary, "rope_type", None) == "longrope":
         changes.replace(decoder, "rotary_emb", TwoScales(rotary), lambda made: made.__dict__["rotary"])

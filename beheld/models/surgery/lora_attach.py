@@ -18,7 +18,8 @@ from beheld.models.one_row import StandIn
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.linears import PackedLinear
 from beheld.models.surgery.lora_names import PublishedNames
-from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.operation import Changes, Target
+from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.quant.linear import StoredLinear
@@ -37,6 +38,15 @@ _PREFIXES = (
     "model.text_model.",
     "model.",
 )
+
+
+def attach_slots(target: Target, changes: Changes) -> None:
+    """Give the target slots for adapters, which the linear layers of its decoder add.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    target.slots = attach(target.model, text_model(target.model), target.config, changes, target.shards)
 
 
 def attach(

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from beheld.core.config import EngineConfig
@@ -26,7 +27,7 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 
-class Stage(enum.IntEnum):
+class Phase(enum.IntEnum):
     """The fixed order of operations."""
 
     SETTLE = 1
@@ -126,6 +127,12 @@ class Target:
     shards: ShardPlan | None = None
     stage: StagePlan | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        found: torch.dtype = getattr(torch, self.config.dtype)
+        return found
+
 
 def always(target: Target) -> bool:
     """Return True for every model."""
@@ -138,7 +145,7 @@ class Operation:
 
     Attributes:
         name: a short name.
-        stage: when it is applied.
+        phase: when it is applied.
         needs: which modules, devices and options it applies to, in words.
         replaces: which methods, modules or hooks it changes, and by what, in words.
         apply: makes and records each change.
@@ -146,7 +153,7 @@ class Operation:
     """
 
     name: str
-    stage: Stage
+    phase: Phase
     needs: str
     replaces: str
     apply: Callable[[Target, Changes], object]
@@ -161,9 +168,9 @@ class Surgery:
         self.done: list[tuple[Operation, Changes]] = []
 
     def perform(self, operations: Iterable[Operation]) -> None:
-        """Apply the operations that suit the model, by stage, and within a stage in the given order."""
-        for operation in sorted(operations, key=lambda each: each.stage):
-            assert not self.done or operation.stage >= self.done[-1][0].stage, f"{operation.name} comes too late"
+        """Apply the operations that suit the model, by phase, and within a phase in the given order."""
+        for operation in sorted(operations, key=lambda each: each.phase):
+            assert not self.done or operation.phase >= self.done[-1][0].phase, f"{operation.name} comes too late"
             if not operation.suits(self.target):
                 continue
             changes = Changes()
@@ -172,10 +179,10 @@ class Surgery:
             logger.debug("Surgery: %s, %d changes.", operation.name, len(changes))
 
     def apply(self, name: str, replaces: str, act: Callable[[Any, Changes], T]) -> T:
-        """Apply one more operation, of the last stage; returns what `act` returns."""
+        """Apply one more operation, of the last phase; returns what `act` returns."""
         given: list[T] = []
         operation = Operation(
-            name, Stage.PASS, "an adapter that asks for it", replaces,
+            name, Phase.PASS, "an adapter that asks for it", replaces,
             lambda target, changes: given.append(act(target.model, changes)),
         )  # fmt: skip
         self.perform([operation])

@@ -62,7 +62,7 @@ class TableCache(DeviceCache, Protocol):
 
 
 class StateCache(DeviceCache, Protocol):
-    """Of a group whose layers attend to states of media items, which the encoder store keeps by digest.
+    """Of a group whose layers attend to states of media items, which the encoder cache keeps by digest.
 
     Its blocks are only a unit: one counts as many states as a block of the other groups has positions.
     """

@@ -1,4 +1,4 @@
-"""Cross attention: keys and values of media items, which the encoder store keeps by digest."""
+"""Cross attention: keys and values of media items, which the encoder cache keeps by digest."""
 
 from __future__ import annotations
 

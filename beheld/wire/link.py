@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import ConfigError
-from beheld.sandbox.codec import Buffer, Codec
+from beheld.wire.codec import Buffer, Codec
 
 MAX_FRAME_BYTES = 4 << 30
 # The largest inline body. Two such packets fit into a socket's default buffers. A larger body goes through a memory

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from beheld.core.errors import ConfigError
-from beheld.sandbox import link as link_module
-from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import MAX_LABEL_BYTES, FrameError, Link, NoRoomError, pair
+from beheld.wire import link as link_module
+from beheld.wire.codec import Codec
+from beheld.wire.link import MAX_LABEL_BYTES, FrameError, Link, NoRoomError, pair
 
 CODEC = Codec(())
 HEAD = struct.Struct("<4sBIQ")

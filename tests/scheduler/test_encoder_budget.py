@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.encoder_budget import EncoderBudget
 from tests.fakes import fake_item
 
 A, B, C = fake_item("a", 4), fake_item("b", 4), fake_item("c", 4)

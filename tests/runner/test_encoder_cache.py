@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
-from beheld.runner.encoder import EncoderStore
+from beheld.runner.encoder_cache import EncoderCache
 from tests.platform import stand_in
 
 
@@ -45,7 +45,7 @@ def span(digest: bytes, start: int, mask: tuple[bool, ...] | None, count: int) -
 @pytest.mark.parametrize("mask", [None, (True, False, True, True), (False, True, True, False)])
 def test_merge_writes_exactly_the_places_of_the_slice(start: int, stop: int, mask: tuple[bool, ...] | None) -> None:
     count = 4 if mask is None else sum(mask)
-    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    store = EncoderCache(FakeAdapter())  # type: ignore[arg-type]
     store.encode([item(b"a", 100.0, count)])
     whole = torch.zeros(12, 1)
     places = [4 + i for i, takes in enumerate(mask or (True,) * 4) if takes]
@@ -57,7 +57,7 @@ def test_merge_writes_exactly_the_places_of_the_slice(start: int, stop: int, mas
 
 
 def test_an_item_whose_tower_fails_takes_no_other_with_it() -> None:
-    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    store = EncoderCache(FakeAdapter())  # type: ignore[arg-type]
     lost = store.encode([item(b"a", 1.0, 2), item(b"b", 2.0, 2, broken=True), item(b"c", 3.0, 2)])
     assert lost == (b"b",)
     assert b"a" in store
@@ -88,9 +88,9 @@ def rounded(digest: bytes, **extra: Any) -> EncodeItem:
 @pytest.mark.parametrize("most", [2, 3, 4096])
 def test_120_mates_of_failing_items_keep_their_bits(place: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are encoded in the calls that they have without these items."""
-    monkeypatch.setattr("beheld.runner.encoder._CALL_EMBEDS", most)
+    monkeypatch.setattr("beheld.runner.encoder_cache._CALL_EMBEDS", most)
     sound = [rounded(bytes([n])) for n in range(5)]
-    undisturbed, disturbed = EncoderStore(Rounding()), EncoderStore(Rounding())  # type: ignore[arg-type]
+    undisturbed, disturbed = EncoderCache(Rounding()), EncoderCache(Rounding())  # type: ignore[arg-type]
     assert undisturbed.encode(sound) == ()
     broken = [rounded(b"x", broken=True), rounded(b"y", broken=True)]
     assert set(disturbed.encode([*sound[:place], broken[0], *sound[place:], broken[1]])) == {b"x", b"y"}
@@ -110,13 +110,13 @@ def test_items_that_are_too_much_for_one_call_are_encoded_alone() -> None:
             return found
 
     adapter = Tight()
-    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    store = EncoderCache(adapter)  # type: ignore[arg-type]
     assert store.encode([item(bytes([n]), float(n), 2) for n in range(3)]) == ()
     assert adapter.calls == [3, 1, 1, 1]
 
 
 def test_places_that_take_no_embedding_need_none() -> None:
-    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    store = EncoderCache(FakeAdapter())  # type: ignore[arg-type]
     masked = span(b"a", 0, (True, True, False), 2)
     store.merge(torch.zeros(1, 1), 0, 2, 3, [masked])
     with pytest.raises(StepError, match="missing"):
@@ -125,7 +125,7 @@ def test_places_that_take_no_embedding_need_none() -> None:
 
 def test_what_is_there_is_not_encoded_again_until_it_is_forgotten() -> None:
     adapter = FakeAdapter()
-    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    store = EncoderCache(adapter)  # type: ignore[arg-type]
     store.encode([item(b"a", 1.0, 2)])
     store.encode([item(b"a", 1.0, 2)])
     assert adapter.calls == [1]
@@ -140,22 +140,22 @@ def test_a_wrong_number_of_embeddings_is_a_loss() -> None:
         def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
             return [torch.zeros(1, 1) for _ in items]
 
-    store = EncoderStore(Short())  # type: ignore[arg-type]
+    store = EncoderCache(Short())  # type: ignore[arg-type]
     assert store.encode([item(b"a", 1.0, 2)]) == (b"a",)
 
 
 def test_on_a_cpu_large_pictures_do_not_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beheld.runner.encoder._CALL_BYTES", 100)
+    monkeypatch.setattr("beheld.runner.encoder_cache._CALL_BYTES", 100)
     adapter = FakeAdapter()
     sizes = (10, 10, 10, 40, 1, 1)
     items = [item(bytes([i]), 0.0, 1, pixels=torch.zeros(n)) for i, n in enumerate(sizes)]
-    assert EncoderStore(adapter).encode(items) == ()  # type: ignore[arg-type]
+    assert EncoderCache(adapter).encode(items) == ()  # type: ignore[arg-type]
     # 4 bytes each: two of the first fit, the fourth does not fit at all and goes alone.
     assert adapter.calls == [2, 1, 1, 2]
     stand_in.register(monkeypatch)
     adapter = FakeAdapter()
     adapter.device = torch.device("meta")
-    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    store = EncoderCache(adapter)  # type: ignore[arg-type]
     store.encode(items)
     assert adapter.calls == [6]
 
@@ -178,7 +178,7 @@ def test_what_a_failed_call_took_is_free_when_its_items_are_tried_alone(knot: bo
             error = torch.OutOfMemoryError("CUDA out of memory.")
             raise error
 
-    store = EncoderStore(Tight())  # type: ignore[arg-type]
+    store = EncoderCache(Tight())  # type: ignore[arg-type]
     gc.disable()
     try:
         lost = store.encode([item(b"a", 1.0, 2), item(b"b", 2.0, 2, broken=True), item(b"c", 3.0, 2)])
@@ -191,7 +191,7 @@ def test_what_a_failed_call_took_is_free_when_its_items_are_tried_alone(knot: bo
 
 def test_reasons_of_failures_are_bounded() -> None:
     """The scheduler does not tell to forget what it has lost."""
-    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    store = EncoderCache(FakeAdapter())  # type: ignore[arg-type]
     for n in range(3000):
         assert store.encode([item(n.to_bytes(2), 1.0, 2, broken=True)])
     assert len(store._failures) < 3000

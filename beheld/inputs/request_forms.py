@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.media import MediaItem, MediaReceipt, MediaSpan
-from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
+from beheld.core.params import SamplingParams
+from beheld.core.pooling_params import PoolingParams
 from beheld.core.request import LoRARequest
+from beheld.core.structured_outputs import ReasoningFormat
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType
 from beheld.inputs.prompt.special_tokens import StandIns
 from beheld.utils.cancellation import CancelToken

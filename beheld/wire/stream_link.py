@@ -14,8 +14,8 @@ import struct
 import time
 from typing import Any
 
-from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import MAX_FRAME_BYTES, MAX_LABEL_BYTES, FrameError
+from beheld.wire.codec import Codec
+from beheld.wire.link import MAX_FRAME_BYTES, MAX_LABEL_BYTES, FrameError
 
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"bhls"

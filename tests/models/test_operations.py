@@ -11,9 +11,9 @@ import torch
 from beheld import SamplingParams
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import prepare
 from beheld.models.load import model_class_of
 from beheld.models.surgery import compiled as compiling
+from beheld.models.surgery import operations
 from beheld.models.surgery.operation import Surgery, Target
 from beheld.models.surgery.parts import text_model
 from tests import tiny
@@ -49,7 +49,8 @@ def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monk
     told: list[Any] = []
     monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
     model, info = made(family)
-    prepare.prepare(Surgery(Target(model, fake_config(device="cuda", dtype="float32"))), info)
+    surgery = Surgery(Target(model, fake_config(device="cuda", dtype="float32")))
+    surgery.perform(operations.operations_of(info))
     text = text_model(model)
     around = [text.rotary_emb, text.norm]
     axes = 3 if family == "qwen2_5_vl" else 1
@@ -77,11 +78,11 @@ def test_layers_with_the_delta_rule_are_compiled(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch, "compile", compiled)
     wanted = ("layer numbers", "compiled text", "compiler settings")
-    operations = [
+    every = [
         dataclasses.replace(each, suits=lambda target: True) if each.name in wanted else each
-        for each in prepare.OPERATIONS
+        for each in operations.OPERATIONS
     ]
-    monkeypatch.setattr(prepare, "OPERATIONS", tuple(operations))
+    monkeypatch.setattr(operations, "OPERATIONS", tuple(every))
     told: list[Any] = []
     monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
     family = "qwen3_5"

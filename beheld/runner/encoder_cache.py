@@ -26,7 +26,7 @@ _CALL_BYTES = 4 << 20
 _REASONS = 1024
 
 
-class EncoderStore:
+class EncoderCache:
     """Embeddings on the device, by digest. What to encode and what to drop is the scheduler's decision.
 
     Args:

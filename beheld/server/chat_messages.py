@@ -1,0 +1,119 @@
+"""Messages of a request as the input pipeline takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.media import AUDIO_IN_VIDEO
+from beheld.server import limits
+from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
+from beheld.server.parts_schema import RefusalPart, ThinkingPart
+from beheld.server.pooling_schema import ScoredContent
+from beheld.server.schema import Message
+
+
+def turned(given: list[Message], options: ServerOptions) -> list[dict[str, Any]]:
+    """The messages as the input pipeline takes them, of which the list then has none.
+
+    They go one by one: to free tens of thousands of parts in one step keeps the interpreter for 40 ms.
+    """
+    left = given[::-1]
+    given.clear()
+    made: list[dict[str, Any]] = []
+    while left:
+        made.append(message_of(left.pop(), len(made), options))
+    return made
+
+
+def message_of(message: Message | ScoredContent, number: int, options: ServerOptions) -> dict[str, Any]:
+    """The message as the input pipeline takes it; `number` counts from 0."""
+    # Templates read the content of every message, even of one with only tool calls.
+    made = {"content": "", **message.model_dump(exclude_none=True)}
+    refusal = made.pop("refusal", None)
+    if refusal and message.content:
+        raise HttpError(400, "A message has both content and a refusal.", "Leave one of them out.", param="messages")
+    if refusal:
+        # A refusal is the assistant's text; templates have no other field for it.
+        made["content"] = refusal
+    if not isinstance(message.content, list) or not isinstance(made["content"], list):
+        return made
+    reasoning: list[str] = []
+    for place, (part, plain) in enumerate(zip(message.content, made["content"], strict=True)):
+        if isinstance(part, RefusalPart):
+            plain["type"], plain["text"] = "text", plain.pop("refusal")
+            continue
+        if isinstance(part, ThinkingPart):
+            reasoning.append(part.thinking)
+            continue
+        extra = [name for name in part.model_extra or () if name not in AUDIO_IN_VIDEO]
+        if extra and not options.trust_processor_options:
+            name = extra[0]
+            raise HttpError(
+                400,
+                f"The field {name[:64]!r} is unknown.",
+                "If it is a processor option, the operator may start the server with --trust-request-mm-kwargs.",
+                param=f"messages.{number}.content.{place}.{name}"[: limits.MAX_NAME],
+                code="unknown_field",
+            )
+        source = plain.get(plain["type"])
+        if isinstance(source, str) and plain["type"].endswith("_url"):
+            plain[plain["type"]] = {"url": source}
+    if reasoning:
+        _put_reasoning(made, "".join(reasoning), number)
+    return made
+
+
+def _put_reasoning(made: dict[str, Any], text: str, number: int) -> None:
+    """Put the reasoning in an assistant's parts where templates look for it.
+
+    Raises:
+        HttpError: the message is not the assistant's, or holds its reasoning twice.
+    """
+    if made.get("role") != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
+        raise HttpError(
+            400,
+            "Reasoning stands in a part of another's message, or twice in one.",
+            "Send it once, as a thinking part or as reasoning of the assistant.",
+            param=f"messages.{number}.content",
+        )
+    made["reasoning_content"] = text
+    made["content"] = [part for part in made["content"] if part["type"] != "thinking"] or ""
+
+
+# Modality -> options of reading a file that a request may set.
+_READING = {"video": ("num_frames", "fps")}
+_VIDEOS = frozenset(("video", "video_url", "input_video"))
+
+
+def read_as(
+    messages: list[dict[str, Any]], given: Mapping[Any, Mapping[str, Any]] | None, options: ServerOptions
+) -> None:
+    """Have the videos of messages read with the request's options, where a part has none of its own.
+
+    Raises:
+        HttpError: the client is not trusted with options, or there is no such option.
+    """
+    if given is None or not any(given.values()):
+        return
+    if not options.trust_processor_options:
+        raise HttpError(
+            400,
+            "This server does not accept options of reading media in requests.",
+            "The operator may start it with --trust-request-mm-kwargs.",
+            param="media_io_kwargs",
+        )
+    for modality, own in given.items():
+        for name in own:
+            if name not in _READING.get(modality, ()):
+                raise HttpError(
+                    400,
+                    f"media_io_kwargs sets {name[:64]!r} for {modality}, which has no such option.",
+                    "Set num_frames or fps for video, or leave it out.",
+                    param="media_io_kwargs",
+                )
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] in _VIDEOS and not part.keys() & set(_READING["video"]):
+                part.update(given.get("video", {}))

@@ -1,0 +1,1 @@
+"""Values between processes: as bytes without pickle, over a pair of sockets on one host or over TCP between hosts."""
