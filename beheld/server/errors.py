@@ -183,7 +183,7 @@ _DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
 # Routes that vLLM made up, which only its clients ask.
 _VLLM_ROUTES = (
     *("/pooling", "/classify", "/score", "/v1/score", "/tokenize", "/detokenize", "/adapters"),
-    "/generative_scoring",
+    *("/generative_scoring", "/v1/systemone"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
 _DIALECTS |= dict.fromkeys(_VLLM_ROUTES, VLLM)

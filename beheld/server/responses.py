@@ -175,6 +175,32 @@ RESPONSES: dict[str, Any] = {
         },
         *("prompt_logprobs", "prompt_token_ids", "warnings", "output_mode"),
     ),
+    "Decided": _object(
+        {
+            **_HEAD,
+            "object": {"const": "structured_decision"},
+            "answers": {"type": "object", "additionalProperties": _ANY},
+            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}),
+            "diagnostics": {
+                "type": "object",
+                "additionalProperties": _object({"label_mass": _NUMBER, "argmax_is_label": {"type": "boolean"}}),
+            },
+            "joint": {"type": "null"},
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("media", "warnings"),
+    ),
+    "Decisions": _object(
+        {
+            "model": _TEXT,
+            "answers": _list(_ANY),
+            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT}),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("media", "warnings"),
+    ),
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
     ),
@@ -272,6 +298,8 @@ SHOWN = {
     "/inference/v1/generate": "Generated",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
     "/generative_scoring": "Pooled",
+    "/v1/systemone": "Decided",
+    "/v1/decisions": "Decisions",
     "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
     "/invocations": "Invoked",
