@@ -412,8 +412,10 @@ class Service:
         salt = self._salt(request, ask.common["cache_salt"])
         questions, variables = ask.questions, decisions.variables_of(ask, template)
         with self.admission.admitted(client=head.client):
-            probe = {"messages": [{"role": "user", "content": "x"}], "template_kwargs": variables}
-            made = self.llm.chat_token_ids(client=head.client, add_generation_prompt=True, **probe)
+            probe = [{"role": "user", "content": "x"}]
+            made = self.llm.chat_token_ids(
+                probe, client=head.client, add_generation_prompt=True, template_kwargs=variables
+            )
             begun = await self.llm.text_of(await until_gone(made, request.receive), client=head.client)
         labels = decisions.label_ids(self.llm.tokenizer, begun, questions)
         bodies = [decisions.chat_of(ask, question, labels, variables) for question in questions]

@@ -160,9 +160,9 @@ def _systemone(name: str, given: SystemOneQuestion) -> LabelQuestion:
         if len(set(levels)) < len(levels):
             raise _criteria(param, "have a level twice")
         labels = _DIGITS[: len(levels)]
-        lines = [(label, level, None) for label, level in zip(labels, levels, strict=True)]
+        numbered: list[tuple[str, str, str | None]] = [*zip(labels, levels, [None] * len(levels), strict=True)]
         return LabelQuestion(
-            name, _lines(given.instructions, lines, _NUMBER), labels, lambda read: _score(read, levels)
+            name, _lines(given.instructions, numbered, _NUMBER), labels, lambda read: _score(read, levels)
         )
     if not isinstance(criteria, dict) or not criteria:
         raise _criteria(param, "must be an object of options and their descriptions, or null for none")
