@@ -199,6 +199,7 @@ class Service:
             Route("/invocations", self._guarded(self.invoke), methods=["POST"]),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
+            *(Route(f"{p}/v2/chat", self._guarded(self.create_cohere_chat), methods=["POST"]) for p in ("", "/cohere")),
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
@@ -506,6 +507,37 @@ class Service:
 
         form, owner = AnswerForm(messages.fold), self._owner(request)
         return await self._answers.send(request, events, 1, form, stream=ask.body.stream is True, owner=owner)
+
+    async def create_cohere_chat(self, request: Request) -> Response:
+        """POST /v2/chat."""
+        from beheld.server import cohere_chat
+        from beheld.server.cohere_schema import CohereChatRequest
+
+        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
+        ask = await self._reader.read(
+            request,
+            CohereChatRequest,
+            held,
+            notes,
+            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
+        )
+        request.state.names = ask.names
+        ask = replace(ask, body=self._completed(ask.body))
+        self._note_priority(ask.body, request)
+        head = self._head(request, "chat", ask.body.model)
+        salt = self._salt(request, ask.body.cache_salt)
+        plans = await self._planned(request, ask.body)
+        ask = replace(ask, body=chat.without_inputs(ask.body))
+        columns, head = self._counted(ask.body, head)
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            # Log-probabilities of a whole answer would be made at once.
+            stepwise = ask.body.logprobs is True
+            chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms, stepwise=stepwise)
+            return cohere_chat.events(chunks, head, notes)
+
+        form, owner, stream = AnswerForm(cohere_chat.fold), self._owner(request), ask.body.stream is True
+        return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""

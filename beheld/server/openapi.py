@@ -9,6 +9,7 @@ from pydantic import BaseModel, RootModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.cohere_schema import CohereChatRequest
 from beheld.server.decisions_schema import DecisionsRequest, SystemOneRequest
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
@@ -55,6 +56,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
+    **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), ("Answer a conversation, in Cohere's form.", CohereChatRequest)),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/v1/audio/transcriptions": ("The words of an audio.", TranscriptionRequest),
     "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),

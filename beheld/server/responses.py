@@ -9,6 +9,7 @@ STREAMED = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"),
         *("/v1/audio/transcriptions", "/v1/audio/translations", "/invocations"),
+        *("/v2/chat", "/cohere/v2/chat"),
     }
 )
 
@@ -256,6 +257,20 @@ RESPONSES: dict[str, Any] = {
         "warnings",
         "grounding",
     ),
+    "CohereAnswer": _object(
+        {
+            "id": _TEXT,
+            "finish_reason": {"enum": ["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL", "ERROR"]},
+            "message": _object(
+                {"role": {"const": "assistant"}, "content": _list(_ANY), "tool_calls": _list(_CALL)}, "tool_calls"
+            ),
+            "usage": _object({"billed_units": _ANY, "tokens": _ANY, "cached_tokens": _COUNT}),
+            "logprobs": _list(_object({"text": _TEXT, "token_ids": _list(_COUNT), "logprobs": _NUMBERS})),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("logprobs", "media", "warnings"),
+    ),
     "Response": _object(
         {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
     ),
@@ -305,6 +320,7 @@ SHOWN = {
     "/invocations": "Invoked",
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
+    **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), "CohereAnswer"),
     "/v1/responses": "Response",
     "/v1/responses/{name}": "Response",
     "/v1/responses/{name}/cancel": "Response",

@@ -46,6 +46,7 @@ POOLED: dict[str, dict[str, Any]] = {
 }
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+COHERE = ("/v2/chat", "/cohere/v2/chat")
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/none"
 STREAM = "/v1/streams/none"
@@ -65,6 +66,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COUNT: {"messages": [{"role": "user", "content": "x"}]},
     RESPONSES: {"input": "x", "max_output_tokens": 1},
+    **{path: {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1} for path in COHERE},
     **dict.fromkeys(FORMS),
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -89,7 +91,20 @@ ABSENT = (STREAM, RESPONSE, CANCEL)
 # The methods of a route, where they are not GET alone, or POST with a body.
 METHODS = {"/ping": ("GET", "POST"), RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, INVOKE, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES, SYSTEM, DECISIONS)
+TALKING = (
+    CHAT,
+    INVOKE,
+    "/tokenize",
+    EMBED,
+    "/pooling",
+    "/classify",
+    MESSAGES,
+    COUNT,
+    RESPONSES,
+    SYSTEM,
+    DECISIONS,
+    *COHERE,
+)
 
 Guard = Callable[[Running, str], None]
 
@@ -101,7 +116,8 @@ def _undisturbed(running: Running) -> Iterator[None]:
 
 
 def refused(answer: httpx.Response, status: int, param: str | None = None) -> None:
-    error = answer.json()["error"]
+    # Cohere's errors are the body itself.
+    error = answer.json().get("error", answer.json())
     assert (answer.status_code, answer.headers["x-request-id"][:4]) == (status, "req-"), error
     assert error["remedy"]
     assert param is None or error["param"] == param, error
@@ -119,6 +135,8 @@ def conversation(path: str, text: str, *urls: str) -> dict[str, Any]:
         image_parts = [{"type": "input_image", "image_url": url} for url in urls]
         said = {"role": "user", "content": [*image_parts, {"type": "input_text", "text": text}]}
         return {"input": [said], "questions": [PREDICATE]}
+    if path in COHERE:
+        return {"model": "tiny", "messages": talk(text, *urls), "max_tokens": 1}
     if path not in (MESSAGES, COUNT):
         return {"messages": talk(text, *urls), **({"max_tokens": 1} if path in (CHAT, INVOKE) else {})}
     blocks: list[dict[str, Any]] = [{"type": "image", "source": source_of(url)} for url in urls]
@@ -199,7 +217,7 @@ def counts(running: Running, path: str) -> None:
         },
         **{
             path: [({"messages": talk() * 5000}, 400), (conversation(path, "x", *[data_url()] * 5), 400)]
-            for path in (MESSAGES, COUNT)
+            for path in (MESSAGES, COUNT, *COHERE)
         },
         RESPONSES: [
             ({"input": [{"role": "user", "content": "x"}] * 5000}, 400),
@@ -264,6 +282,8 @@ def sanitised_text(running: Running, path: str) -> None:
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
     elif path == "/tokenize":
         assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
+    elif path in COHERE:
+        assert answer.json()["usage"]["tokens"]["input_tokens"] == found["count"]
     elif path in (SYSTEM, DECISIONS):
         # The question has tokens of its own, and an image would have a receipt.
         assert answer.status_code == 200
