@@ -238,12 +238,12 @@ def asked_decisions(body: DecisionsRequest, options: ServerOptions) -> AskedQues
 
 def _decision(number: str, given: AnyQuestion) -> LabelQuestion:
     if isinstance(given, Predicate):
-        lines = [("A", "false", None), ("B", "true", None)]
+        sides: list[tuple[str, str, str | None]] = [("A", "false", None), ("B", "true", None)]
 
         def predicate(read: LabelLikelihoods) -> dict[str, Any]:
             return {"type": "predicate", "name": given.name, "probability": read.probabilities[1]}
 
-        return LabelQuestion(number, _lines(given.instructions, lines, _LETTER), _LETTERS[:2], predicate)
+        return LabelQuestion(number, _lines(given.instructions, sides, _LETTER), _LETTERS[:2], predicate)
     if isinstance(given, DecisionChoice):
         options = [(json.dumps(one.value, ensure_ascii=False), one.description) for one in given.choices]
         values = [one.value for one in given.choices]
