@@ -32,6 +32,7 @@ class LiveRequest:
         max_tokens: of each answer, if there is a bound.
         first_token: when the first token came.
         waited_s: seconds in the engine's queue.
+        num_preemptions: by request of the engine, how often it was interrupted.
         last_tokens: when the last tokens of each of the engine's requests came.
         changed: set when there is something new to read.
     """
@@ -44,6 +45,7 @@ class LiveRequest:
     max_tokens: int | None = None
     first_token: float | None = None
     waited_s: float = 0.0
+    num_preemptions: dict[str, int] = field(default_factory=dict)
     last_tokens: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     # By the number of each answer.
@@ -104,4 +106,5 @@ class LiveRequest:
         if output.finished:
             made.num_answers, made.max_answer_tokens = len(self.request_ids), max(counts, default=0)
             made.max_tokens, made.finish_reasons = self.max_tokens, tuple(self._finish_reasons.values())
+            made.num_preemptions = sum(self.num_preemptions.values())
         return made

@@ -59,6 +59,8 @@ class LiveRequests:
         if live.first_token is None:
             live.first_token = now
             live.waited_s = event.waited_s
+        if event.num_preemptions:
+            live.num_preemptions[event.request_id] = event.num_preemptions
         if event.token_ids:
             if (last := live.last_tokens.get(event.request_id)) is not None:
                 # Of an answer that is read at its end several tokens come at once.

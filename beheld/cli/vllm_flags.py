@@ -45,7 +45,7 @@ FLAGS: dict[str, VllmOption] = {
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
     "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
-    "enable-scale-out": VllmOption(remedy="Use --data-parallel-size."),
+    "enable-scale-out": VllmOption("one server renders, answers and reads"),
     "sse-keep-alive-interval": VllmOption(
         "streams have no comments", "Leave it out; a stream that was cut can be taken up again.", values=1, only=("0",)
     ),
@@ -60,7 +60,7 @@ FLAGS: dict[str, VllmOption] = {
     "cohere-format": VllmOption(
         remedy="Cohere's clients embed and rank here, and chat with /v1/chat/completions.", values=1
     ),
-    "cohere-is-reasoning-model": VllmOption(remedy="Use --reasoning-parser cohere."),
+    "cohere-is-reasoning-model": VllmOption("--reasoning-parser says it, and reasoning has blocks of its own"),
     "anthropic-disabled-thinking-effort": VllmOption(
         remedy="Leave it out: /v1/messages switches the template's thinking off where a request asks for that.",
         values=1,

@@ -32,6 +32,7 @@ class TokenEvent(NamedTuple):
         waited_s: seconds from arrival at the scheduler to the first step; set in the first event.
         pooled: the vector (D), scores (C) or vectors (N, D) of a pooling request, float32.
         restarted: the engine died, and another one starts the answer again: all earlier tokens of the request are void.
+        num_preemptions: how often it was interrupted until then.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class TokenEvent(NamedTuple):
     waited_s: float = 0.0
     pooled: np.ndarray | None = None
     restarted: bool = False
+    num_preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -109,8 +111,9 @@ class RequestMetrics:
         queued_ts, scheduled_ts, first_token_ts, last_token_ts: by a monotonic clock: when it was prepared and handed to
             the scheduler, when its first step began, and when its first and its last token came.
         first_token_latency: from the arrival to the first token.
-        num_answers, max_answer_tokens, max_tokens, finish_reasons: of our own, in the last output: how many answers
-            there are, the tokens of the longest, the most that one may have, and why they ended.
+        num_answers, max_answer_tokens, max_tokens, finish_reasons, num_preemptions: of our own, in the last output: how
+            many answers there are, the tokens of the longest, the most that one may have, why they ended, and how often
+            they were interrupted.
     """
 
     num_generation_tokens: int
@@ -125,6 +128,7 @@ class RequestMetrics:
     max_answer_tokens: int = 0
     max_tokens: int | None = None
     finish_reasons: tuple[str, ...] = ()
+    num_preemptions: int = 0
 
 
 def metrics_of(

@@ -782,15 +782,14 @@ class Scheduler:
         error: BeheldError | None = None,
         pooled: np.ndarray | None = None,
     ) -> TokenEvent:
-        if not sequence.silent:
-            return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, None, 0, error, 0.0, pooled)
-        sequence.silent = False
-        prompt = None
-        if given and sequence.prompt_logprobs is not None:
-            prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
-        cached = sequence.num_cached or 0
-        waited = sequence.waited_s
-        return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled)
+        prompt, cached, waited = None, 0, 0.0
+        if sequence.silent:
+            sequence.silent = False
+            if given and sequence.prompt_logprobs is not None:
+                prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
+            cached, waited = sequence.num_cached or 0, sequence.waited_s
+        name, times = sequence.request.id, sequence.epoch
+        return TokenEvent(name, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled, False, times)
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:
         self._finish(sequence)

@@ -28,6 +28,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
     completions,
+    decisions,
     fill_in,
     generate,
     generative_scoring,
@@ -192,12 +193,15 @@ class Service:
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
             Route("/inference/v1/generate", self._guarded(self.generate), methods=["POST"]),
             Route("/generative_scoring", self._guarded(self.score_labels), methods=["POST"]),
+            Route("/v1/systemone", self._guarded(self.decide), methods=["POST"]),
+            Route("/v1/decisions", self._guarded(self.create_decision), methods=["POST"]),
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in POOLING_ROUTES),
             Route("/invocations", self._guarded(self.invoke), methods=["POST"]),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
+            *(Route(f"{p}/v2/chat", self._guarded(self.create_cohere_chat), methods=["POST"]) for p in ("", "/cohere")),
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
@@ -382,6 +386,62 @@ class Service:
             lambda made: generative_scoring.folded(made, labels, softmax=softmax),
         )
 
+    async def decide(self, request: Request) -> Response:
+        """POST /v1/systemone."""
+        from beheld.server.decisions_schema import SystemOneRequest
+
+        return await self._decided(request, SystemOneRequest, decisions.asked_systemone, decisions.folded_systemone)
+
+    async def create_decision(self, request: Request) -> Response:
+        """POST /v1/decisions."""
+        from beheld.server.decisions_schema import DecisionsRequest
+
+        return await self._decided(request, DecisionsRequest, decisions.asked_decisions, decisions.folded_decisions)
+
+    async def _decided(
+        self,
+        request: Request,
+        kind: type[B],
+        asked: Callable[[B, ServerOptions], decisions.AskedQuestions],
+        folded: Callable[
+            [AsyncGenerator[Chunk, None], decisions.AskedQuestions, dict[str, Any]], Awaitable[dict[str, Any]]
+        ],
+    ) -> Response:
+        """The answers of questions, `asked` of the body of a route and `folded` into its form."""
+        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template
+        ask = await self._reader.read(request, kind, held, notes, lambda body: asked(body, self.options))
+        request.state.names = ask.names
+        head = self._head(request, "decision", ask.common["model"])
+        salt = self._salt(request, ask.common["cache_salt"])
+        questions, variables = ask.questions, decisions.variables_of(ask, template)
+        with self.admission.admitted(client=head.client):
+            probe = [{"role": "user", "content": "x"}]
+            made = self.llm.chat_token_ids(
+                probe, client=head.client, add_generation_prompt=True, template_kwargs=variables
+            )
+            begun = await self.llm.text_of(await until_gone(made, request.receive), client=head.client)
+        labels = decisions.label_ids(self.llm.tokenizer, begun, questions)
+        bodies = [decisions.chat_of(ask, question, labels, variables) for question in questions]
+        self._effects.note_priority(bodies[0], request.state.notes)
+
+        async def start(number: int) -> AsyncGenerator[Chunk, None]:
+            # The request's body is held until the last question is answered.
+            own = replace(head, id=f"{head.id}-{number}", used=lambda: None)
+            order = await self._reader.work(held, order_of, self.llm, bodies[number], self.options, self._forms)
+            async with contextlib.aclosing(
+                chat.chunks(self.llm, bodies[number], order, own, salt, self._forms)
+            ) as made:
+                async for chunk in made:
+                    yield chunk
+
+        def results() -> AsyncGenerator[Chunk, None]:
+            return warned(decisions.reads(start, questions, labels), notes)
+
+        shown = {"id": head.id, "created": head.created, "model": head.model}
+        form = AnswerForm(lambda made: folded(made, ask, shown))
+        owner = self._owner(request)
+        return await self._answers.send(request, results, len(questions), form, stream=False, owner=owner)
+
     async def _complete(
         self,
         request: Request,
@@ -451,6 +511,37 @@ class Service:
 
         form, owner = AnswerForm(messages.fold), self._owner(request)
         return await self._answers.send(request, events, 1, form, stream=ask.body.stream is True, owner=owner)
+
+    async def create_cohere_chat(self, request: Request) -> Response:
+        """POST /v2/chat."""
+        from beheld.server import cohere_chat
+        from beheld.server.cohere_schema import CohereChatRequest
+
+        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
+        ask = await self._reader.read(
+            request,
+            CohereChatRequest,
+            held,
+            notes,
+            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
+        )
+        request.state.names = ask.names
+        ask = replace(ask, body=self._completed(ask.body))
+        self._effects.note_priority(ask.body, request.state.notes)
+        head = self._head(request, "chat", ask.body.model)
+        salt = self._salt(request, ask.body.cache_salt)
+        orders = await self._ordered(request, ask.body)
+        ask = replace(ask, body=without_inputs(ask.body))
+        columns, head = self._counted(ask.body, head)
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            # Log-probabilities of a whole answer would be made at once.
+            stepwise = ask.body.logprobs is True
+            chunks = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms, stepwise=stepwise)
+            return cohere_chat.events(chunks, head, notes)
+
+        form, owner, stream = AnswerForm(cohere_chat.fold), self._owner(request), ask.body.stream is True
+        return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""

@@ -164,6 +164,18 @@ def _vllm_error(error: HttpError) -> dict[str, Any]:
     return {"error": error.fields(kind)}
 
 
+def _cohere_error(error: HttpError) -> dict[str, Any]:
+    shown = error.fields("")
+    return {"message": shown["message"], "id": REQUEST.get(), **{name: shown[name] for name in _COHERE_MORE}}
+
+
+def _cohere_event(error: HttpError) -> dict[str, Any]:
+    """Cohere's last event, which says what ended the stream."""
+    return {"type": "message-end", "delta": {"finish_reason": "ERROR", "error": _cohere_error(error)["message"]}}
+
+
+# What Cohere's errors lack.
+_COHERE_MORE = ("param", "code", "remedy")
 OPENAI = Dialect(_openai_error, _openai_error, named_events=False, last_event=b"data: [DONE]\n\n")
 
 
@@ -177,13 +189,14 @@ def _response_error(error: HttpError) -> dict[str, Any]:
 RESPONSES = Dialect(_openai_error, _response_error, named_events=True, last_event=b"")
 ANTHROPIC = Dialect(_anthropic_error, _anthropic_error, named_events=True, last_event=b"")
 VLLM = Dialect(_vllm_error, _vllm_error, named_events=False, last_event=b"data: [DONE]\n\n")
+COHERE = Dialect(_cohere_error, _cohere_event, named_events=True, last_event=b"data: [DONE]\n\n")
 # The dialect of the current request.
 DIALECT: ContextVar[Dialect] = ContextVar("dialect", default=OPENAI)
-_DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+_DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES, "/v2/chat": COHERE, "/cohere/v2/chat": COHERE}
 # Routes that vLLM made up, which only its clients ask.
 _VLLM_ROUTES = (
     *("/pooling", "/classify", "/score", "/v1/score", "/tokenize", "/detokenize", "/adapters"),
-    "/generative_scoring",
+    *("/generative_scoring", "/v1/systemone"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
 _DIALECTS |= dict.fromkeys(_VLLM_ROUTES, VLLM)

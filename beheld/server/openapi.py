@@ -9,6 +9,8 @@ from pydantic import BaseModel, RootModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.cohere_schema import CohereChatRequest
+from beheld.server.decisions_schema import DecisionsRequest, SystemOneRequest
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
@@ -48,10 +50,13 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     "/inference/v1/generate": ("Continue token ids by token ids.", GenerateRequest),
     "/generative_scoring": ("How likely some tokens are after a query and each item.", GenerativeScoringRequest),
+    "/v1/systemone": ("How likely each of given answers to questions is.", SystemOneRequest),
+    "/v1/decisions": ("The same, in the form of OpenAI's Decisions.", DecisionsRequest),
     **{path: (_POOLED[kind.__name__], kind) for path, kind in POOLING_ROUTES},
     "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
+    **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), ("Answer a conversation, in Cohere's form.", CohereChatRequest)),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/v1/audio/transcriptions": ("The words of an audio.", TranscriptionRequest),
     "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),

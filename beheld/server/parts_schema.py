@@ -60,17 +60,17 @@ class Paged(Body):
 
 
 class ImageUrl(Body):
-    """An image's URL. The model always sees its full resolution, so `detail` has no effect."""
+    """An image's URL, or only the name under which it came before. `detail` has no effect: all pixels are read."""
 
-    url: str
+    url: str | None = None
     detail: Detail | None = None
     uuid: Name | None = None
 
 
 class MediaUrl(Body):
-    """A URL."""
+    """A URL, or only the name under which the item came before."""
 
-    url: str
+    url: str | None = None
     uuid: Name | None = None
 
 
@@ -89,7 +89,7 @@ class ImagePart(Paged):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     without_effect: ClassVar[Mapping[str, str]] = CACHED
     type: Literal["image_url"]
-    image_url: ImageUrl | str
+    image_url: ImageUrl | str | None = None
     uuid: Name | None = None
 
 
@@ -134,7 +134,7 @@ class InputImagePart(Paged):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     without_effect: ClassVar[Mapping[str, str]] = CACHED
     type: Literal["input_image"]
-    image_url: ImageUrl | str
+    image_url: ImageUrl | str | None = None
     detail: Detail | None = None
     uuid: Name | None = None
 
@@ -145,7 +145,7 @@ class InputVideoPart(Body):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     without_effect: ClassVar[Mapping[str, str]] = CACHED
     type: Literal["input_video"]
-    video_url: MediaUrl | str
+    video_url: MediaUrl | str | None = None
     uuid: Name | None = None
 
 
@@ -190,7 +190,7 @@ class VideoPart(Body):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     without_effect: ClassVar[Mapping[str, str]] = CACHED
     type: Literal["video_url"]
-    video_url: MediaUrl | str
+    video_url: MediaUrl | str | None = None
     uuid: Name | None = None
 
 
@@ -200,7 +200,7 @@ class AudioPart(Body):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     without_effect: ClassVar[Mapping[str, str]] = CACHED
     type: Literal["audio_url"]
-    audio_url: MediaUrl | str
+    audio_url: MediaUrl | str | None = None
     uuid: Name | None = None
 
 

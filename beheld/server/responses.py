@@ -9,6 +9,7 @@ STREAMED = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"),
         *("/v1/audio/transcriptions", "/v1/audio/translations", "/invocations"),
+        *("/v2/chat", "/cohere/v2/chat"),
     }
 )
 
@@ -175,6 +176,32 @@ RESPONSES: dict[str, Any] = {
         },
         *("prompt_logprobs", "prompt_token_ids", "warnings", "output_mode"),
     ),
+    "Decided": _object(
+        {
+            **_HEAD,
+            "object": {"const": "structured_decision"},
+            "answers": {"type": "object", "additionalProperties": _ANY},
+            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}),
+            "diagnostics": {
+                "type": "object",
+                "additionalProperties": _object({"label_mass": _NUMBER, "argmax_is_label": {"type": "boolean"}}),
+            },
+            "joint": {"type": "null"},
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("media", "warnings"),
+    ),
+    "Decisions": _object(
+        {
+            "model": _TEXT,
+            "answers": _list(_ANY),
+            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT}),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("media", "warnings"),
+    ),
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
     ),
@@ -230,6 +257,20 @@ RESPONSES: dict[str, Any] = {
         "warnings",
         "grounding",
     ),
+    "CohereAnswer": _object(
+        {
+            "id": _TEXT,
+            "finish_reason": {"enum": ["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL", "ERROR"]},
+            "message": _object(
+                {"role": {"const": "assistant"}, "content": _list(_ANY), "tool_calls": _list(_CALL)}, "tool_calls"
+            ),
+            "usage": _object({"billed_units": _ANY, "tokens": _ANY, "cached_tokens": _COUNT}),
+            "logprobs": _list(_object({"text": _TEXT, "token_ids": _list(_COUNT), "logprobs": _NUMBERS})),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        *("logprobs", "media", "warnings"),
+    ),
     "Response": _object(
         {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
     ),
@@ -272,11 +313,14 @@ SHOWN = {
     "/inference/v1/generate": "Generated",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
     "/generative_scoring": "Pooled",
+    "/v1/systemone": "Decided",
+    "/v1/decisions": "Decisions",
     "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
     "/invocations": "Invoked",
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
+    **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), "CohereAnswer"),
     "/v1/responses": "Response",
     "/v1/responses/{name}": "Response",
     "/v1/responses/{name}/cancel": "Response",

@@ -38,6 +38,7 @@ _OF_REQUESTS = {
     "request_time_per_output_token_seconds": ("Mean seconds from token to token of an answer.", _SECONDS),
     "request_params_n": ("Answers asked for.", _ANSWERS),
     "request_params_max_tokens": ("The most tokens that an answer might have.", _TOKENS),
+    "request_num_preemptions": ("How often a request's answers were interrupted.", _ANSWERS),
     "request_max_num_generation_tokens": ("Tokens of a request's longest answer.", _TOKENS),
 }
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -155,6 +156,7 @@ class VllmMetrics(Collector):
             "request_time_per_output_token_seconds": decode_s / gaps if gaps > 0 else None,
             "request_params_n": metrics.num_answers,
             "request_params_max_tokens": metrics.max_tokens,
+            "request_num_preemptions": metrics.num_preemptions,
             "request_max_num_generation_tokens": metrics.max_answer_tokens,
         }
 

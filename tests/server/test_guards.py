@@ -25,6 +25,9 @@ CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 GENERATE = "/inference/v1/generate"
 SCORING = "/generative_scoring"
+SYSTEM = "/v1/systemone"
+DECISIONS = "/v1/decisions"
+PREDICATE = {"type": "predicate", "instructions": "x"}
 INVOKE = "/invocations"
 EMBED = "/v1/embeddings"
 SIDES = {"text_1": "x", "text_2": "y"}
@@ -43,6 +46,7 @@ POOLED: dict[str, dict[str, Any]] = {
 }
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+COHERE = ("/v2/chat", "/cohere/v2/chat")
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/none"
 STREAM = "/v1/streams/none"
@@ -55,11 +59,14 @@ ROWS: dict[str, dict[str, Any] | None] = {
     COMPLETE: {"prompt": "x", "max_tokens": 1},
     GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}},
     SCORING: {"query": [1, 2], "items": [[3]], "label_token_ids": [4]},
+    SYSTEM: {"state": "x", "questions": {"q": {"type": "noul"}}},
+    DECISIONS: {"input": "x", "questions": [PREDICATE]},
     **POOLED,
     INVOKE: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COUNT: {"messages": [{"role": "user", "content": "x"}]},
     RESPONSES: {"input": "x", "max_output_tokens": 1},
+    **{path: {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1} for path in COHERE},
     **dict.fromkeys(FORMS),
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -84,7 +91,20 @@ ABSENT = (STREAM, RESPONSE, CANCEL)
 # The methods of a route, where they are not GET alone, or POST with a body.
 METHODS = {"/ping": ("GET", "POST"), RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, INVOKE, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
+TALKING = (
+    CHAT,
+    INVOKE,
+    "/tokenize",
+    EMBED,
+    "/pooling",
+    "/classify",
+    MESSAGES,
+    COUNT,
+    RESPONSES,
+    SYSTEM,
+    DECISIONS,
+    *COHERE,
+)
 
 Guard = Callable[[Running, str], None]
 
@@ -96,7 +116,8 @@ def _undisturbed(running: Running) -> Iterator[None]:
 
 
 def refused(answer: httpx.Response, status: int, param: str | None = None) -> None:
-    error = answer.json()["error"]
+    # Cohere's errors are the body itself.
+    error = answer.json().get("error", answer.json())
     assert (answer.status_code, answer.headers["x-request-id"][:4]) == (status, "req-"), error
     assert error["remedy"]
     assert param is None or error["param"] == param, error
@@ -108,6 +129,14 @@ def conversation(path: str, text: str, *urls: str) -> dict[str, Any]:
         parts: list[dict[str, Any]] = [{"type": "input_image", "image_url": url} for url in urls]
         item = {"role": "user", "content": [*parts, {"type": "input_text", "text": text}]}
         return {"input": [item], "max_output_tokens": 1}
+    if path == SYSTEM:
+        return {"state": text, "images": [*urls], "questions": {"q": {"type": "noul"}}}
+    if path == DECISIONS:
+        image_parts = [{"type": "input_image", "image_url": url} for url in urls]
+        said = {"role": "user", "content": [*image_parts, {"type": "input_text", "text": text}]}
+        return {"input": [said], "questions": [PREDICATE]}
+    if path in COHERE:
+        return {"model": "tiny", "messages": talk(text, *urls), "max_tokens": 1}
     if path not in (MESSAGES, COUNT):
         return {"messages": talk(text, *urls), **({"max_tokens": 1} if path in (CHAT, INVOKE) else {})}
     blocks: list[dict[str, Any]] = [{"type": "image", "source": source_of(url)} for url in urls]
@@ -188,7 +217,7 @@ def counts(running: Running, path: str) -> None:
         },
         **{
             path: [({"messages": talk() * 5000}, 400), (conversation(path, "x", *[data_url()] * 5), 400)]
-            for path in (MESSAGES, COUNT)
+            for path in (MESSAGES, COUNT, *COHERE)
         },
         RESPONSES: [
             ({"input": [{"role": "user", "content": "x"}] * 5000}, 400),
@@ -196,6 +225,11 @@ def counts(running: Running, path: str) -> None:
         ],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
         GENERATE: [({"sampling_params": {"n": 9}}, 400), ({"token_ids": [1] * 5000}, 400)],
+        SYSTEM: [
+            ({"questions": {f"q{number}": {"type": "noul"} for number in range(9)}}, 400),
+            ({"images": [data_url()] * 5}, 400),
+        ],
+        DECISIONS: [({"questions": [PREDICATE] * 9}, 400), (conversation(DECISIONS, "x", *[data_url()] * 5), 400)],
         SCORING: [({"items": [[3]] * 9}, 400), ({"query": [1] * 5000}, 400)],
         **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
         "/v2/embed": [({"texts": ["x"] * 2049}, 400)],
@@ -248,6 +282,12 @@ def sanitised_text(running: Running, path: str) -> None:
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
     elif path == "/tokenize":
         assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
+    elif path in COHERE:
+        assert answer.json()["usage"]["tokens"]["input_tokens"] == found["count"]
+    elif path in (SYSTEM, DECISIONS):
+        # The question has tokens of its own, and an image would have a receipt.
+        assert answer.status_code == 200
+        assert "media" not in answer.json()
     else:
         refused(answer, 400)
 
@@ -273,7 +313,7 @@ def test_86_every_route_has_a_row(running: Running) -> None:
         # One route takes the bodies of others.
         several = [choice["$ref"].rsplit("/", 1)[1] for choice in document[name].get("anyOf", ())]
         talks = any(
-            not {"messages", "instructions"}.isdisjoint(document[name]["properties"]) for name in several or [name]
+            not {"messages", "input", "state"}.isdisjoint(document[name]["properties"]) for name in several or [name]
         )
         assert talks == (path in TALKING), "what takes media needs their guards"
 

@@ -249,6 +249,11 @@ def test_57_the_same_names_under_two_keys_lead_to_nothing(two_keys: Running) -> 
     """A name given to a picture and one given to a request are the client's own: under another key they find nothing,
     neither with the same picture nor with another."""
 
+    def alone(key: str) -> int:
+        part = {"type": "image_url", "image_url": None, "uuid": "shared"}
+        body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+        return two_keys.post(CHAT, body, headers={"Authorization": f"Bearer {key}"}).status_code
+
     def seen(key: str, seed: int) -> tuple[bool, int, str]:
         messages = talk("x", data_url(300, 200, seed=seed))
         messages[0]["content"][0]["uuid"] = "shared"
@@ -264,6 +269,7 @@ def test_57_the_same_names_under_two_keys_lead_to_nothing(two_keys: Running) -> 
     first = seen("key-one", 570)
     assert first[:2] == (False, 0)
     assert seen("key-one", 570)[0]
+    assert (alone("key-one"), alone("key-two")) == (200, 400)
     same, other = seen("key-two", 570), seen("key-two", 571)
     assert same[:2] == (False, 0)
     assert not other[0]

@@ -196,6 +196,7 @@ def test_times_from_token_to_token_are_counted_for_each(running: Running, stream
     # Both answers are computed at the same time, and the last token may be there before it is read.
     assert 0 < grown[f"{gaps}_sum"] / (2 * 69) <= grown[f"{each}_sum"] * 1.01
     assert grown["vllm:request_success_total length"] == 2
+    assert after["vllm:request_num_preemptions_count"] == before["vllm:request_num_preemptions_count"] + 1
     assert grown["vllm:request_params_n_sum"] == 2
     assert grown["vllm:request_params_max_tokens_sum"] == grown["vllm:request_max_num_generation_tokens_sum"] == 70
     assert grown["vllm:generation_tokens_total"] == 140

@@ -103,7 +103,8 @@ def test_43_large_requests_for_ids_and_log_probabilities(running: Running) -> No
 
 
 def test_58_a_name_given_by_a_client_is_a_name_and_no_key_to_a_cache(running: Running) -> None:
-    """`uuid` stands in the receipt. The picture is known by its content: no name leads to another's picture."""
+    """`uuid` stands in the receipt. A picture that is sent is known by its content, whatever had its name before; the
+    name alone stands for the latest one."""
 
     def ask(url: str | None, name: str) -> httpx.Response:
         part: dict[str, Any] = {"type": "image_url", "uuid": name}
@@ -116,7 +117,12 @@ def test_58_a_name_given_by_a_client_is_a_name_and_no_key_to_a_cache(running: Ru
     assert one["media"][0]["given"]["uuid"] == "mine"
     assert one["media"][0]["digest"] != other["media"][0]["digest"] == again["media"][0]["digest"]
     assert other["choices"][0]["message"] == again["choices"][0]["message"]
-    assert ask(None, "mine").status_code == 400
+    alone = ask(None, "mine").json()
+    assert alone["media"][0]["digest"] == other["media"][0]["digest"]
+    assert alone["choices"][0]["message"] == other["choices"][0]["message"]
+    unknown = ask(None, "nobody's").json()["error"]
+    assert unknown["param"] == "messages.0.content.0.image_url"
+    assert "Cache miss for image at index 0 but data is not provided" in unknown["message"]
     assert ask(data_url(seed=11), "x" * (1 << 20)).status_code == 400
 
 

@@ -84,6 +84,11 @@ def salted(digest: bytes, salt: bytes) -> bytes:
     return Digest("salted").add(salt).add(digest).done() if salt else digest
 
 
+def of_name(uuid: str, modality: str) -> bytes:
+    """Return the digest of the caller's name of an item."""
+    return Digest("name").add(modality).add(uuid).done()
+
+
 def of_bytes(data: bytes, what: str) -> bytes:
     """Return the digest of undecoded bytes; `what` describes how they would be decoded."""
     return Digest("bytes").add(what).add(data).done()

@@ -421,9 +421,11 @@ def _media(
     elif isinstance(source, Mapping) and "url" in source:
         uuid = source.get("uuid", uuid)
         source = source.get("url")
-    elif isinstance(source, Mapping) and written.endswith("_url"):
+    elif isinstance(source, Mapping) and (written.endswith("_url") or "uuid" in source):
+        uuid = source.get("uuid", uuid)
         source = None
-    if source is None:
+    # The item may be known by its name.
+    if source is None and (uuid is None or kind.endswith("_embeds") or kind == "input_audio"):
         raise PromptError(
             f"{where} holds no {modality}.",
             f'Write it under {written!r}, for example {{"type": {kind!r}, {written!r}: ...}}.',

@@ -160,14 +160,13 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
         if modality not in MODALITIES:
             remedy = nearest(str(modality), MODALITIES) or f"Known: {', '.join(MODALITIES)}."
             raise PromptError(f"Unknown modality {modality!r}.", remedy, param="multi_modal_data")
-        if value is None:
-            continue
         names = uuids.get(modality)
+        if value is None and names is None:
+            continue
         if modality not in info.modalities:
             refs.append(MediaRef(modality, value))
             continue
-        sources = _sources(modality, value, info, merge_size)
-        refs += _named(modality, sources, names)
+        refs += _named(modality, value, names, info, merge_size)
     for modality in uuids:
         if modality not in data:
             raise PromptError(
@@ -176,13 +175,35 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
     return tuple(refs)
 
 
-def _named(modality: str, sources: list[Any], names: Any) -> list[MediaRef]:
-    listed = [names] if isinstance(names, str) else [None] * len(sources) if names is None else list(names)
+def _named(modality: str, value: Any, names: Any, info: ModelInfo, merge_size: int) -> list[MediaRef]:
+    """Return the items of a modality; one without content is known by its name."""
+    listed = [names] if isinstance(names, str) else None if names is None else list(names)
+    if value is None:
+        sources: list[Any] = [None] * len(listed or ())
+    elif (
+        listed is not None
+        and isinstance(value, list)
+        and any(entry is None for entry in value)
+        and len(value) == len(listed)
+    ):
+        given = [entry for entry in value if entry is not None]
+        known = iter(_sources(modality, given, info, merge_size) if given else ())
+        sources = [None if entry is None else next(known) for entry in value]
+    else:
+        sources = _sources(modality, value, info, merge_size)
+    listed = [None] * len(sources) if listed is None else listed
     if len(listed) != len(sources):
         raise PromptError(
             f"multi_modal_uuids holds {len(listed)} names for {len(sources)} {modality} items.",
             param="multi_modal_uuids",
         )
+    for number, (source, name) in enumerate(zip(sources, listed, strict=True), 1):
+        if source is None and name is None:
+            raise DecodeError(
+                "The item is None, and has no name in multi_modal_uuids.",
+                "Leave it out if there is none.",
+                item=f"{modality} {number}",
+            )
     return [MediaRef(modality, source, uuid=name) for source, name in zip(sources, listed, strict=True)]
 
 

@@ -67,7 +67,7 @@ class _Stub(types.ModuleType):
             raise AttributeError(name)
         if name == "get_tokenizer":
             return lambda tokenizer_name="", **_: _tokenizer(tokenizer_name)
-        if f"{self.__name__}.{name}" in MODULES:
+        if f"{self.__name__}.{name}" in (*MODULES, "vllm.envs"):
             return import_module(f"{self.__name__}.{name}")
         found = (peer_parsers.attribute if _PARSERS else attribute)(self.__name__, name)
         return found if found is not None else _absent(f"{self.__name__}.{name}")

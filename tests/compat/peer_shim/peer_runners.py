@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -135,6 +135,19 @@ class HfRunner:
             inputs = self.tokenizer(prompt, return_tensors="pt")
             ids = self.model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)[0].tolist()
             found.append((ids, self.tokenizer.decode(ids, skip_special_tokens=True)))
+        return found
+
+    @torch.inference_mode()
+    def generate_greedy_logprobs(self, prompts: Sequence[str], max_tokens: int, **_: Any) -> list[list[torch.Tensor]]:
+        """Of each prompt the log-probabilities (positions, tokens) of its own positions, then those of each answered
+        token."""
+        found = []
+        for prompt in prompts:
+            inputs = self.tokenizer(prompt, return_tensors="pt")
+            ids = self.model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+            rows = self.model(input_ids=ids).logits[0].float().log_softmax(-1)
+            length = inputs["input_ids"].shape[1]
+            found.append([rows[:length], *(row[None] for row in rows[length:-1])])
         return found
 
     @torch.inference_mode()
@@ -290,6 +303,7 @@ _NAMES: dict[str, Any] = {
     "async_tensor_h2d": async_tensor_h2d,
     "make_tensor_with_pad": make_tensor_with_pad,
     "set_default_torch_num_threads": set_default_torch_num_threads,
+    "LogprobsMode": Literal["raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"],
     "LOGITSPROCS_GROUP": "vllm.logits_processors",
     "STR_POOLING_REJECTS_LOGITSPROCS": "Pooling models do not support custom logits processors.",
     "STR_SPEC_DEC_REJECTS_LOGITSPROCS": (

@@ -138,6 +138,10 @@ class RemoteOpenAIServer:
         """The address of a route."""
         return self.url_root + "/" + "/".join(part.strip("/") for part in parts)
 
+    def _get_process_termination_timeout(self) -> float:
+        """Seconds in which a server ends that lets no request finish."""
+        return 15.0
+
     def get_client(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client of this server."""
         return openai.OpenAI(**self._options(options))

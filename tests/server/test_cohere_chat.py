@@ -1,0 +1,190 @@
+"""/v2/chat says what the chat route says of the same conversation, in Cohere's form, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running, data_url
+
+ROUTES = ("/v2/chat", "/cohere/v2/chat")
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Say hi."}]
+GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"enum": ["here", "there"]}},
+            "required": ["place"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def ask(running: Running, **more: Any) -> dict[str, Any]:
+    answer = running.post(ROUTES[0], {"messages": HELLO} | GREEDY | more)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events(running: Running, **more: Any) -> list[dict[str, Any]]:
+    answer = running.post(ROUTES[0], {"messages": HELLO, "stream": True} | GREEDY | more)
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [line[len("data: ") :] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+    names = [line[len("event: ") :] for line in answer.text.splitlines() if line.startswith("event: ")]
+    assert names == [event["type"] for event in found]
+    return found
+
+
+def text_of(found: dict[str, Any]) -> str:
+    (block,) = found["message"]["content"]
+    assert block["type"] == "text"
+    return str(block["text"])
+
+
+def chat(running: Running, messages: Any, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = running.post(CHAT, GREEDY | {"messages": messages} | more).json()
+    return found
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_is_the_chats(running: Running, route: str) -> None:
+    found = running.post(route, {"messages": HELLO} | GREEDY).json()
+    expected = chat(running, HELLO)
+    assert text_of(found) == expected["choices"][0]["message"]["content"]
+    assert found["finish_reason"] == "MAX_TOKENS"
+    counts = {"input_tokens": expected["usage"]["prompt_tokens"], "output_tokens": 8}
+    assert found["usage"]["tokens"] == found["usage"]["billed_units"] == counts
+
+
+def test_a_stream_has_the_events_of_a_message(running: Running) -> None:
+    made = events(running)
+    kinds = [event["type"] for event in made]
+    assert kinds[:2] == ["message-start", "content-start"]
+    assert kinds[-2:] == ["content-end", "message-end"]
+    assert set(kinds[2:-2]) == {"content-delta"}
+    assert made[0]["id"]
+    text = "".join(event["delta"]["message"]["content"]["text"] for event in made[2:-2])
+    assert text == text_of(ask(running))
+    assert made[-1]["delta"]["usage"]["tokens"]["output_tokens"] == 8
+    assert made[-1]["delta"]["finish_reason"] == "MAX_TOKENS"
+
+
+def test_images_and_earlier_turns_are_those_of_chat(running: Running) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url()}}
+    words = {"type": "text", "text": "What is it?"}
+    said = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": [words, image]},
+        {"role": "assistant", "content": [{"type": "text", "text": "A "}, {"type": "text", "text": "dog."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+    ]
+    plain = [*said[:2], {"role": "assistant", "content": "A dog."}, {"role": "user", "content": "Sure?"}]
+    found = ask(running, messages=[{**said[0], "role": "developer"}, *said[1:]])
+    expected = chat(running, plain)
+    assert text_of(found) == expected["choices"][0]["message"]["content"]
+    assert found["usage"]["tokens"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+    assert len(found["media"]) == 1
+
+
+def test_names_of_sampling_are_coheres(running: Running) -> None:
+    drawn: dict[str, Any] = {"temperature": 0.9, "seed": 4, "max_tokens": 20}
+    expected = chat(running, HELLO, top_k=5, top_p=0.9, **drawn)
+    assert text_of(ask(running, k=5, p=0.9, **drawn)) == expected["choices"][0]["message"]["content"]
+    text = text_of(ask(running))
+    stopped = ask(running, stop_sequences=[text[2:4]])
+    assert stopped["finish_reason"] == "STOP_SEQUENCE"
+    assert text.startswith(text_of(stopped))
+
+
+def test_log_probabilities_name_tokens(running: Running) -> None:
+    expected = chat(running, HELLO, logprobs=True, return_token_ids=True)["choices"][0]
+    for entries in (
+        ask(running, logprobs=True)["logprobs"],
+        [event["logprobs"] for event in events(running, logprobs=True) if "logprobs" in event],
+    ):
+        assert [one for entry in entries for one in entry["token_ids"]] == expected["token_ids"]
+        told = [one for entry in entries for one in entry["logprobs"]]
+        assert told == pytest.approx([one["logprob"] for one in expected["logprobs"]["content"]], abs=1e-4)
+
+
+def test_tools_are_called_and_answered(running: Running) -> None:
+    more: dict[str, Any] = {"tools": [TOOL], "tool_choice": "REQUIRED", "max_tokens": 200}
+    found = ask(running, **more)
+    # The tiny model may call until its tokens end.
+    calls = found["message"]["tool_calls"]
+    call = calls[0]
+    assert found["finish_reason"] in ("TOOL_CALL", "MAX_TOKENS")
+    assert (call["type"], call["function"]["name"]) == ("function", "look")
+    assert json.loads(call["function"]["arguments"])["place"] in ("here", "there")
+    made = events(running, **more)
+    kinds = [event["type"] for event in made]
+    assert kinds.count("tool-call-start") == kinds.count("tool-call-end") == len(calls)
+    for number, each in enumerate(calls):
+        pieces = [
+            event["delta"]["message"]["tool_calls"]["function"]["arguments"]
+            for event in made
+            if event["type"] == "tool-call-delta" and event["index"] == number
+        ]
+        assert "".join(pieces) == each["function"]["arguments"]
+    document = {"type": "document", "document": {"id": "d", "data": {"found": "a stone"}}}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": [document]}
+    said = [*HELLO, {"role": "assistant", "content": [], "tool_plan": "I look.", "tool_calls": [call]}, result]
+    plain = [
+        *HELLO,
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": '{"id": "d", "data": {"found": "a stone"}}'},
+    ]
+    again = ask(running, messages=said, tools=[TOOL], tool_choice="NONE")
+    expected = chat(running, plain, tools=[TOOL], tool_choice="none")
+    assert again["usage"]["tokens"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+
+
+def test_documents_stand_in_the_message_where_the_template_has_no_place(running: Running) -> None:
+    documents = ["A stone.", {"id": "d1", "data": {"title": "T"}}]
+    found = ask(running, documents=documents, safety_mode="STRICT")
+    text = 'Document 1: A stone.\n\nDocument 2: {"id": "d1", "data": {"title": "T"}}\n\nSay hi.'
+    expected = chat(running, [{"role": "user", "content": text}])
+    assert found["usage"]["tokens"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+    assert {warning["param"] for warning in found["warnings"]} == {"documents", "safety_mode"}
+
+
+def test_an_answer_follows_a_schema(running: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    for name in ("json_schema", "schema"):
+        found = ask(running, response_format={"type": "json_object", name: schema}, max_tokens=40)
+        assert json.loads(text_of(found))["a"] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0"),
+        ({"model": None}, "model"),
+        ({"model": "other"}, "model"),
+        ({"tool_choice": "REQUIRED"}, "tool_choice"),
+        ({"top_k": 3}, "top_k"),
+        ({"p": 7.0}, "p"),
+        ({"k": -5}, "k"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "none"}}}, "response_format"),
+    ],
+)
+def test_errors_are_in_coheres_form(running: Running, more: dict[str, Any], param: str) -> None:
+    answer = running.post(ROUTES[0], {"messages": HELLO} | GREEDY | more)
+    assert answer.status_code in (400, 404)
+    body = answer.json()
+    assert "error" not in body
+    assert body["message"]
+    assert body["id"] == answer.headers["x-request-id"]
+    assert body["param"] == param

@@ -1,0 +1,171 @@
+"""/v1/systemone and /v1/decisions: the probabilities are those that a chat of one token tells of the labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running, data_url
+
+SYSTEM, DECISIONS = "/v1/systemone", "/v1/decisions"
+COLOR = {"type": "choice", "instructions": "Which color?", "criteria": {"red": "as blood", "blue": None}}
+WET = {"type": "noul", "instructions": "Is it wet?", "criteria": {"true": "it drips"}}
+TONE = {"type": "score", "instructions": "How loud?", "criteria": ["low", "middle", "high"]}
+IMAGE = data_url()
+COLOR_TEXT = "Question: Which color?\nA: red - as blood\nB: blue\nAnswer with the letter of one option only."
+WET_TEXT = "Question: Is it wet?\nyes: it drips\nno\nAnswer with yes or no only."
+TONE_TEXT = "Question: How loud?\n0: low\n1: middle\n2: high\nAnswer with the number of one level only."
+
+
+def ids_of(running: Running, labels: tuple[str, ...]) -> list[int]:
+    tokens = [
+        running.post("/tokenize", {"prompt": label, "add_special_tokens": False}).json()["tokens"] for label in labels
+    ]
+    # The tokenizer has no token of its own for "yes".
+    return [one[0] for one in tokens]
+
+
+def likely(running: Running, content: Any, labels: tuple[str, ...]) -> list[float]:
+    """The probabilities of labels among all tokens, as a chat tells them."""
+    ids = ids_of(running, labels)
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+        "logprob_token_ids": ids,
+        "return_tokens_as_token_ids": True,
+    }
+    found = running.post("/v1/chat/completions", body).json()
+    top = {one["token"]: one["logprob"] for one in found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+    return [math.exp(top[f"token_id:{one}"]) for one in ids]
+
+
+def test_each_answers_probability_is_its_labels(running: Running) -> None:
+    questions = {"color": COLOR, "wet": WET, "tone": TONE}
+    found = running.post(SYSTEM, {"state": {"ticket": "Ü"}, "questions": questions, "instructions": "Be strict."})
+    assert found.status_code == 200, found.text
+    body = found.json()
+    assert (body["object"], body["id"][:9], body["model"]) == ("structured_decision", "decision-", "tiny")
+    answers = body["answers"]
+    assert list(answers) == list(body["diagnostics"]) == ["color", "wet", "tone"]
+    for name, text, labels in (
+        ("color", COLOR_TEXT, ("A", "B")),
+        ("wet", WET_TEXT, ("yes", "no")),
+        ("tone", TONE_TEXT, ("0", "1", "2")),
+    ):
+        expected = likely(running, f'Be strict.\n\n{{"ticket": "Ü"}}\n\n{text}', labels)
+        told = list(answers[name]["probabilities"].values())
+        assert told == pytest.approx([one / sum(expected) for one in expected], rel=1e-3)
+        assert body["diagnostics"][name]["label_mass"] == pytest.approx(sum(expected), rel=1e-3)
+        assert answers[name]["confidence"] == pytest.approx(max(expected), rel=1e-3)
+    assert answers["color"]["choice"] == max(
+        answers["color"]["probabilities"], key=answers["color"]["probabilities"].get
+    )
+    assert list(answers["color"]["probabilities"]) == ["red", "blue"]
+    assert answers["wet"]["noul"] == answers["wet"]["probabilities"]["yes"]
+    assert answers["tone"]["legend"] == {"0": "low", "1": "middle", "2": "high"}
+    assert answers["tone"]["score"] == pytest.approx(
+        sum(int(level) * one for level, one in answers["tone"]["probabilities"].items())
+    )
+    assert body["usage"]["output_tokens"] == 3
+
+
+def test_questions_are_about_images_too(running: Running) -> None:
+    found = running.post(SYSTEM, {"state": "", "images": [IMAGE], "questions": {"color": COLOR}})
+    assert found.status_code == 200, found.text
+    content = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": f"\n\n{COLOR_TEXT}"}]
+    expected = likely(running, content, ("A", "B"))
+    told = list(found.json()["answers"]["color"]["probabilities"].values())
+    assert told == pytest.approx([one / sum(expected) for one in expected], rel=1e-3)
+    assert len(found.json()["media"]) == 1
+
+
+def test_the_form_of_openais_decisions(running: Running) -> None:
+    questions = [
+        {"type": "predicate", "instructions": "Is it wet?", "name": "wet"},
+        {"type": "choice", "instructions": "Which color?", "choices": [{"value": "red"}, {"value": True}]},
+        {
+            "type": "score",
+            "instructions": "How loud?",
+            "levels": [{"label": "low", "description": "a whisper"}, {"label": "high"}],
+        },
+    ]
+    text = [{"type": "input_text", "text": "It rains."}]
+    found = running.post(DECISIONS, {"model": "tiny", "input": "It rains.", "questions": questions})
+    assert found.status_code == 200, found.text
+    body = found.json()
+    parts = running.post(DECISIONS, {"input": [{"role": "user", "content": text}], "questions": questions}).json()
+    assert parts["answers"] == body["answers"]
+    wet, color, tone = body["answers"]
+    lines = "A: false\nB: true\nAnswer with the letter of one option only."
+    no, yes = likely(running, f"It rains.\n\nQuestion: Is it wet?\n{lines}", ("A", "B"))
+    assert wet == {"type": "predicate", "name": "wet", "probability": pytest.approx(yes / (yes + no), rel=1e-3)}
+    assert [one["value"] for one in color["probabilities"]] == ["red", True]
+    assert color["choice"] in ("red", True)
+    assert [one["label"] for one in tone["probabilities"]] == ["low", "high"]
+    assert tone["score"] == pytest.approx(tone["probabilities"][1]["probability"])
+    usage = body["usage"]
+    assert usage["output_tokens"] == 3
+    assert usage["total_tokens"] == usage["input_tokens"] + 3
+
+
+def test_what_the_questions_share_is_cached(running: Running) -> None:
+    text = "The stone lies by the river. " * 30
+    questions = [{"type": "predicate", "instructions": f"Is it {word}?"} for word in ("wet", "old", "red")]
+    body = running.post(DECISIONS, {"input": text, "questions": questions, "cache_salt": "once"}).json()
+    usage = body["usage"]
+    # Two of three questions find the text.
+    assert usage["input_tokens_details"]["cached_tokens"] > 0.5 * usage["input_tokens"]
+
+
+def wide(count: int) -> dict[str, None]:
+    return {f"option {number}": None for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"questions": {}}, "questions", "at least one"),
+        ({"questions": {f"q{n}": COLOR for n in range(9)}}, "questions", "at most 8"),
+        ({"questions": {"": COLOR}}, "questions", "empty name"),
+        ({"questions": {"q": COLOR | {"depends_on": ["x"]}}}, "questions.q.depends_on", "is unknown"),
+        ({"questions": {"q": COLOR | {"criteria": wide(27)}}}, "questions.q", "at most 26 options"),
+        ({"questions": {"q": COLOR | {"criteria": []}}}, "questions.q", "must be an object"),
+        ({"questions": {"q": WET | {"criteria": ["yes", "no"]}}}, "questions.q", "must be an object"),
+        ({"questions": {"q": TONE | {"criteria": ["calm"]}}}, "questions.q", "ordered list of levels"),
+        ({"questions": {"q": TONE | {"criteria": [*map(str, range(11))]}}}, "questions.q", "at most 10"),
+        ({"questions": {"q": TONE | {"criteria": ["a", "a"]}}}, "questions.q", "twice"),
+        ({"questions": {"q": TONE | {"criteria": [{}, []]}}}, "questions.q", "texts"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking", "must be off"),
+        ({"joint": True}, "joint", "by itself"),
+        ({"images": ["data:image/png;base64,AAAA"]}, "images.0", "image"),
+        ({"state": "word " * 5000}, "state", "maximum context length"),
+        ({"model": "other"}, "model", "no model"),
+    ],
+)
+def test_refusals_name_the_field(running: Running, more: dict[str, Any], param: str, words: str) -> None:
+    answer = running.post(SYSTEM, {"state": "x", "questions": {"q": COLOR}} | more)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) in ((400, "BadRequestError"), (404, "NotFoundError"))
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("question", "param"),
+    [
+        ({"type": "choice", "instructions": "x", "choices": [{"value": "a"}]}, "questions.0.choices"),
+        ({"type": "choice", "instructions": "x", "choices": [{"value": "a"}] * 2}, "questions.0.choices"),
+        ({"type": "score", "instructions": "x", "levels": []}, "questions.0.levels"),
+        ({"type": "predicate"}, "questions.0.instructions"),
+    ],
+)
+def test_refusals_of_decisions_are_openais(running: Running, question: dict[str, Any], param: str) -> None:
+    answer = running.post(DECISIONS, {"input": "x", "questions": [question]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == param
