@@ -44,6 +44,10 @@ class LoopShare:
             if not line:
                 del self._lines[client]
 
+    def num_waiting(self, client: str) -> int:
+        """How many pieces of a client wait."""
+        return len(self._lines.get(client, ()))
+
     async def turn(self) -> None:
         """Wait for a turn. The caller's work until its next wait is its piece."""
         granted = asyncio.get_running_loop().create_future()
