@@ -29,7 +29,7 @@ _MOST_QUEUED = 256
 # Bytes of a connection that the system takes and cannot send yet. Without a limit these are megabytes for each client
 # that does not read; what it does not take is counted (AdmissionControl.buffers).
 _MOST_UNSENT = 128 << 10
-# How long a front that has too many leaves connections to the others, and those wait whose clients have too many queued.
+# How long a front that has too many leaves connections to the others, and those of a client with too many queued wait.
 _WAIT_S = 0.001
 # How long none is accepted where the process has no descriptors left.
 _PAUSE_S = 1.0
