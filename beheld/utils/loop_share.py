@@ -21,9 +21,13 @@ class LoopShare:
     A body that arrives in tiny parts takes far longer to parse than to send. Each connection's parser runs one piece
     and queues again, so others wait for at most one piece, and all pieces together leave half of the loop's time free.
     A client with hundreds of connections has one turn where another has one.
+
+    Args:
+        rest_s: the pause. Without one, a piece is done in each turn of the loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest_s: float | None = None) -> None:
+        self._rest_s = rest_s
         # The client that was served last is the last.
         self._lines: dict[str, OrderedDict[Piece, None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -48,7 +52,7 @@ class LoopShare:
         """How many pieces of a client wait."""
         return len(self._lines.get(client, ()))
 
-    async def turn(self) -> None:
+    async def turn(self, client: str = "") -> None:
         """Wait for a turn. The caller's work until its next wait is its piece."""
         granted = asyncio.get_running_loop().create_future()
 
@@ -56,18 +60,18 @@ class LoopShare:
             if not granted.done():
                 granted.set_result(None)
 
-        self.do(grant)
+        self.do(grant, client)
         try:
             await granted
         finally:
-            self.drop(grant)
+            self.drop(grant, client)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._lines:
             self._loop = None
             return
         # Also after a piece that fails, which the loop reports.
-        loop.call_later(_REST_S, self._next, loop)
+        loop.call_later(_REST_S if self._rest_s is None else self._rest_s, self._next, loop)
         for _ in range(_LOOKED_AT):
             client = next(iter(self._lines))
             line = self._lines.pop(client)
