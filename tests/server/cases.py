@@ -174,7 +174,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     "`utils/piecewise_json.py`",
     102: "room for what has come in `inputs/fetch/pinned_http.py`, the first request's rest and each client's part in "
     "`inputs/fetch/shares.py`, and the turns that `inputs/fetch/fetcher.py` leaves to others: of names, of all hosts "
-    "and of each",
+    "and of each, and the turn in which a fetch begins",
     103: "each of the three checks in `inputs/media/audio.py` and `container.py`",
     104: "the lowest penalty in `core/params.py`, and the look at allowed ids in `inputs/sampling/resolve_sampling.py`",
     105: "the threads of strangers' templates in `api/pools.py`, and the answer to a SyntaxError in "
@@ -201,14 +201,20 @@ SEEN_TO_FAIL: dict[int, str] = {
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
     132: "processing in workers what is large, in `inputs/media/workers.py`",
     134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
-    136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
+    136: "the bounds of tools, metadata and what responses repeat in `server/limits.py`, the thread that checks a long "
+    "history and the turns of a response's events in `server/app.py`, the thread that plans in `server/read.py`, messages "
+    "that go one by one in `server/chat.py`, and the look at a grammar's size in `structured/compile.py`",
+    137: "places, the oldest handshake that makes room for the next one, and small buffers, in `server/tls.py`",
     138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
     "`server/multipart.py`",
     139: "the bound of what connections keep in `server/http_protocol.py`",
     140: "the number of connections that begin in a turn and of those that wait, and the look at those that have left, "
     "in `server/acceptor.py`, and the number that are parsed in a turn in `server/parse_turns.py`",
-    141: "the turn of a next request, and closing with what was written, in `server/http_protocol.py`",
+    141: "the turn of a next request, closing with what was written, and the look at those that are reset, in "
+    "`server/http_protocol.py`, and the connections that wait for a client's queued requests in `server/acceptor.py`",
     142: "the version before of `server/chat.py`, `completions.py` and `answer.py` (chat, named tokens, completion)",
+    143: "what counts of a parsed body in `server/read.py`, its bound in `server/admission.py`, texts that are JSON in "
+    "`utils/bounded_json.py`, and what an answer does not keep in `server/app.py`",
     144: "arrays in `sample/filters.py`",
 }
 
