@@ -202,8 +202,8 @@ SEEN_TO_FAIL: dict[int, str] = {
     132: "processing in workers what is large, in `inputs/media/workers.py`",
     134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
     136: "the bounds of tools, metadata and what responses repeat in `server/limits.py`, the thread that checks a long "
-    "history and the turns of a response's events in `server/app.py`, the thread that plans in `server/read.py`, messages "
-    "that go one by one in `server/chat.py`, and the look at a grammar's size in `structured/compile.py`",
+    "history and the turns of a response's events in `server/app.py`, the thread that plans in `server/read.py`, the "
+    "messages that go one by one in `server/chat.py`, and the look at a grammar's size in `structured/compile.py`",
     137: "places, the oldest handshake that makes room for the next one, and small buffers, in `server/tls.py`",
     138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
     "`server/multipart.py`",
