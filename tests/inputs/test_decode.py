@@ -189,14 +189,14 @@ def test_headers_that_claim_more_than_there_is_are_refused(file_format: str) -> 
     grey (it does for GIF) is bounded like what is there."""
     data = pipes.encoded(PICTURE, file_format)
     assert decode.open_bytes(claiming(data, *PICTURE.size), LIMITS).given["width"] == 84
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for size in ((3000, 3000), (3000, 1), (1, 3000), (0, 0)):
         try:
             picture = decode.open_bytes(claiming(data, *size), LIMITS)
         except (DecodeError, LimitError):
             continue
         assert picture.image.size == size
-    assert time.perf_counter() - begin < 2.0
+    assert time.thread_time() - begin < 2.0
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])

@@ -303,10 +303,10 @@ PIECES = (
 def test_no_text_takes_long(piece: str) -> None:
     """Reading takes time in proportion to the text: 200 thousand letters of any piece are read nine times in 3 s."""
     text = piece * (200_000 // len(piece))
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for notation in NOTATIONS:
         located(notation, text)
-    assert time.perf_counter() - begun < 3
+    assert time.thread_time() - begun < 3
 
 
 @settings(max_examples=60, deadline=None)
