@@ -174,7 +174,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     "`utils/piecewise_json.py`",
     102: "room for what has come in `inputs/fetch/pinned_http.py`, the first request's rest and each client's part in "
     "`inputs/fetch/shares.py`, and the turns that `inputs/fetch/fetcher.py` leaves to others: of names, of all hosts "
-    "and of each, and the turn in which a fetch begins",
+    "and of each",
     103: "each of the three checks in `inputs/media/audio.py` and `container.py`",
     104: "the lowest penalty in `core/params.py`, and the look at allowed ids in `inputs/sampling/resolve_sampling.py`",
     105: "the threads of strangers' templates in `api/pools.py`, and the answer to a SyntaxError in "
@@ -210,8 +210,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     139: "the bound of what connections keep in `server/http_protocol.py`",
     140: "the number of connections that begin in a turn and of those that wait, and the look at those that have left, "
     "in `server/acceptor.py`, and the number that are parsed in a turn in `server/parse_turns.py`",
-    141: "the turn of a next request, closing with what was written, and the look at those that are reset, in "
-    "`server/http_protocol.py`, and the connections that wait for a client's queued requests in `server/acceptor.py`",
+    141: "the turn of a next request, and closing with what was written, in `server/http_protocol.py`",
     142: "the version before of `server/chat.py`, `completions.py` and `answer.py` (chat, named tokens, completion)",
     143: "what counts of a parsed body in `server/read.py`, its bound in `server/admission.py`, texts that are JSON in "
     "`utils/bounded_json.py`, and what an answer does not keep in `server/app.py`",
