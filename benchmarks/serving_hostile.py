@@ -293,7 +293,7 @@ ATTACKS: dict[str, Attack] = {
             ]
             * 16
         ),
-        body_mib=32,
+        body_mib=12,
     ),
     "tools_of_many_values": Attack(lambda port: [_tools("none"), _tools("required")] * 4, body_mib=16),
     "schema_of_many_values": Attack(lambda port: [_formed()] * 8, body_mib=8),

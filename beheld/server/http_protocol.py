@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http
 import logging
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -320,12 +321,24 @@ class DeadlineProtocol(H11Protocol):
         self._kept = kept
         return True
 
-    def _parse(self) -> None:
-        """Parse for one turn; the rest queues for another."""
+    def _parse(self) -> bool:
+        """Parse for one turn; the rest queues for another. False if the client is gone, which takes no turn."""
+        if self._is_reset():
+            self.transport.abort()
+            return False
         try:
             self._parse_turn()
         except MemoryError as error:
             self._refuse(http_error(error))
+        return True
+
+    def _is_reset(self) -> bool:
+        """Whether the client has reset the connection, which nobody notices as long as nothing is read from it."""
+        own = self.transport.get_extra_info("socket")
+        try:
+            return self._lost or own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        except OSError:
+            return True
 
     def _parse_turn(self) -> None:
         self._waiting = False
@@ -355,7 +368,7 @@ class DeadlineProtocol(H11Protocol):
         # Pipelined requests wait for the previous response, which calls this again.
         if not self.conn.paused and not self._waiting:
             self._waiting = True
-            self.turns.do(self._parse)
+            self.turns.do(self._parse, self._peer)
 
     def _write_piece(self, data: bytes) -> bool:
         """Write a piece of a body of unknown length, whose response `send` has started, past all middlewares and h11.
@@ -506,6 +519,7 @@ class DeadlineProtocol(H11Protocol):
         if self.scope is not None:
             for name in ("drop_body", "write_piece"):
                 self.scope["state"].pop(name, None)
+        self.turns.drop(self._parse, self._peer)
         self._unparsed.clear()
         self._lost = True
         self._read_all()

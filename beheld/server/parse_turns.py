@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+
+from beheld.utils.loop_share import Piece
 
 # Each takes up to a third of a millisecond, with the request that it begins.
 _IN_TURN = 12
+# Connections that are looked at for those whose clients are still there.
+_LOOKED_AT = 64
 
 
 class ParseTurns:
@@ -25,9 +28,9 @@ class ParseTurns:
         self._in_turn = self._left = in_turn
         self._scheduled = False
         # The client that was served last is the last.
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._waiting: dict[str, deque[Piece]] = {}
 
-    def take(self, client: str, parse: Callable[[], None]) -> bool:
+    def take(self, client: str, parse: Piece) -> bool:
         """Return whether the caller may parse now; otherwise `parse` is called in one of the next turns of the loop."""
         if not self._scheduled:
             self._scheduled = True
@@ -39,20 +42,22 @@ class ParseTurns:
         return False
 
     def _next(self) -> None:
-        self._left = self._in_turn
-        while self._left and self._waiting:
+        self._left, looked_at = self._in_turn, 0
+        while self._left and self._waiting and looked_at < _LOOKED_AT:
+            looked_at += 1
             client = next(iter(self._waiting))
             line = self._waiting.pop(client)
             parse = line.popleft()
             if line:
                 self._waiting[client] = line
-            self._left -= 1
             try:
-                parse()
+                if parse() is False:
+                    continue
             except Exception as error:
                 # One connection's failure must not keep the others waiting for ever.
                 context = {"message": "data of a connection could not be parsed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
+            self._left -= 1
         self._scheduled = bool(self._waiting)
         if self._scheduled:
             asyncio.get_running_loop().call_soon(self._next)

@@ -132,7 +132,8 @@ class Server(uvicorn.Server):
         if self._neighbours.several:
             made.append(await loop.create_server(private, sock=self._neighbours.listen(), backlog=_PRIVATE_QUEUE))
         counts = self._counts or Uncounted()
-        return [*made, *(Acceptor(listener, connect, counts, self._peer_of) for listener in listeners)]
+        queued = own.turns.num_waiting
+        return [*made, *(Acceptor(listener, connect, counts, self._peer_of, queued) for listener in listeners)]
 
     async def on_tick(self, counter: int) -> bool:
         """Runs every tenth of a second; ends the server soon after the engine, so that a supervisor can act.

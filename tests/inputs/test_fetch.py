@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -683,6 +684,37 @@ def test_clients_have_turns_in_turn() -> None:
         await asyncio.wait_for(one("d"), 1.0)
 
     asyncio.run(story())
+
+
+@pytest.mark.case(102)
+def test_in_one_turn_of_the_loop_one_fetch_begins_and_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 URLs of a request began in one turn, each of which takes up to a millisecond."""
+    begun: list[tuple[int, str]] = []
+    now = 0
+
+    async def fetch(url: str, *_: Any) -> bytes:
+        begun.append((now, url))
+        return b""
+
+    monkeypatch.setattr(fetcher, "fetch_remote", fetch)
+
+    async def story() -> None:
+        nonlocal now
+        made = Fetcher(SMALL)
+
+        async def one(client: str, count: int) -> None:
+            async with made.fetched([picture_at(f"http://{client}.test/{n}") for n in range(count)], client):
+                pass
+
+        tasks = [asyncio.ensure_future(one(*given)) for given in (("a", 20), ("b", 2))]
+        while not all(task.done() for task in tasks):
+            now += 1
+            assert now < 1000
+            await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert len({turn for turn, _ in begun}) == len(begun) == 22
+    assert [urlsplit(url).hostname for _, url in begun[:4]] == ["a.test", "b.test"] * 2
 
 
 @pytest.mark.usefixtures("private")

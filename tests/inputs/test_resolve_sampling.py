@@ -84,6 +84,8 @@ def test_values() -> None:
     assert (sealed.temperature, sealed.top_k, sealed.top_p) == (0.5, 0, 0.3)
     assert sealed.logit_bias == ((3, 1.5),)
     assert sealed.allowed_token_ids == (1, 2)
+    # Each once, however often it is sent.
+    assert seal(allowed_token_ids=[2, 1, 2] * 100).allowed_token_ids == (2, 1)
     assert sealed.logprobs == 4
     assert seal(temperature=0).greedy
     assert seal(temperature=1e-9).temperature == 0.0

@@ -201,7 +201,11 @@ SEEN_TO_FAIL: dict[int, str] = {
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
     132: "processing in workers what is large, in `inputs/media/workers.py`",
     134: "`NoRoomError` in `wire/link.py` (the threads that send then end)",
-    136: "the bounds of tools in `server/limits.py`, and the thread that checks a long history in `server/app.py`",
+    136: "the bounds of tools, metadata and what responses repeat in `server/limits.py`, the thread that checks a long "
+    "history and the turns of a response's events in `server/app.py`, the thread that plans in `server/read.py`, the "
+    "messages that go one by one in `server/chat_messages.py`, and the look at a grammar's size in "
+    "`structured/compile.py`",
+    137: "places, the oldest handshake that makes room for the next one, and small buffers, in `server/tls.py`",
     138: "the windows of a boundary's search, those of a file's copy, and what two windows share, in "
     "`server/multipart.py`",
     139: "the bound of what connections keep in `server/http_protocol.py`",
@@ -209,6 +213,8 @@ SEEN_TO_FAIL: dict[int, str] = {
     "in `server/acceptor.py`, and the number that are parsed in a turn in `server/parse_turns.py`",
     141: "the turn of a next request, and closing with what was written, in `server/http_protocol.py`",
     142: "the version before of `server/chat.py`, `completions.py` and `answer.py` (chat, named tokens, completion)",
+    143: "what counts of a parsed body in `server/read.py`, its bound in `server/admission.py`, texts that are JSON in "
+    "`utils/bounded_json.py`, and what an answer does not keep in `server/app.py`",
     144: "arrays in `sample/filters.py`",
 }
 

@@ -201,6 +201,68 @@ def test_no_client_keeps_more_connections_waiting_than_it_may(
     assert sorted(begun) == ["127.0.0.1"] * 5 + ["127.0.0.2"]
 
 
+@pytest.mark.case(141)
+def test_a_client_with_many_requests_in_turns_begins_no_further_connections(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four thousand of its connections were kept, whose objects each collection of the garbage went through."""
+    begun: list[str] = []
+    monkeypatch.setattr(acceptor, "_MOST_QUEUED", 3)
+    queued = 3
+
+    async def run() -> list[str]:
+        nonlocal queued
+        made = []
+
+        async def connect(accepted: socket.socket) -> None:
+            begun.append(accepted.getpeername()[0])
+            made.append(accepted)
+
+        links = [socket.create_connection(listener.getsockname(), 5) for _ in range(20)]
+        other = socket.create_connection(listener.getsockname(), 5, source_address=("127.0.0.2", 0))
+        accepting = Acceptor(
+            listener, connect, Uncounted(), lambda address: address, lambda peer: queued * (peer == "127.0.0.1")
+        )
+        await asyncio.sleep(0.05)
+        first = list(begun)
+        queued = 2
+        while len(begun) < 21:
+            await asyncio.sleep(0.001)
+        accepting.close()
+        for link in (*links, *made, other):
+            link.close()
+        return first
+
+    with listener:
+        first = asyncio.run(asyncio.wait_for(run(), 10))
+    # The others' begin meanwhile, and its own when fewer are queued.
+    assert first == ["127.0.0.2"]
+    assert sorted(begun) == ["127.0.0.1"] * 20 + ["127.0.0.2"]
+
+
+@pytest.mark.case(141)
+def test_clients_without_names_begin_however_many_requests_are_in_turns(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be anyone's."""
+    monkeypatch.setattr(acceptor, "_MOST_QUEUED", 3)
+
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        async def connect(accepted: socket.socket) -> None:
+            accepted.close()
+            begun.set()
+
+        with socket.create_connection(listener.getsockname(), 5):
+            accepting = Acceptor(listener, connect, Uncounted(), lambda address: "", lambda peer: 9)
+            await asyncio.wait_for(begun.wait(), 5)
+            accepting.close()
+
+    with listener:
+        asyncio.run(run())
+
+
 def test_fronts_name_clients_alike() -> None:
     """Otherwise a client would have a turn at the engine for each front that it meets."""
     scope = {"client": ("10.0.0.1", 5), "state": {}, "headers": []}

@@ -108,12 +108,12 @@ def test_92_a_key_of_megabytes_is_compared_with_none(kind: Any) -> None:
     """The search for the nearest name took 11 s and 2.5 GiB of one of 60 MiB."""
 
     value = {"m" * (8 << 20): 1}
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with peak() as above, pytest.raises(HttpError, match="is unknown") as caught:
         checked(value, kind)
     assert above[0] < 4 << 20
     assert len(str(caught.value.body())) < 1000
-    assert time.perf_counter() - begin < 0.2 * slowness()
+    assert time.thread_time() - begin < 0.2 * slowness(time.thread_time)
     with pytest.raises(HttpError) as caught:
         checked({"max_tokns": 1}, kind)
     assert "'max_tokens'" in caught.value.remedy

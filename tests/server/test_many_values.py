@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
 
 from beheld.core.errors import ParamsError
 from beheld.core.structured_outputs import StructuredOutputs
-from beheld.server import limits
+from beheld.server import app, chat_messages, limits
+from beheld.server.response_events import ResponseEvents
 from beheld.server.response_store import ResponseStore
+from beheld.server.schema import ChatRequest
+from beheld.structured import compile
 from beheld.structured.compile import MAX_TEXT, grammar_of
 from beheld.utils.bounded_json import exceeds
-from tests.server.running import Running, received, request_bytes, watched
+from tests.server.running import SMALL, Running, received, request_bytes, watched
 from tests.server.slowness import best, longest_wait, slowness
 
 pytestmark = pytest.mark.case(136)
@@ -99,6 +104,60 @@ def test_136_many_values_are_refused_and_keep_nobody_waiting(running: Running, w
     running.idle()
 
 
+LARGE = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 200}]
+PLANNED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": (CHAT, {"messages": LARGE, "max_tokens": 1, "truncate_prompt_tokens": 8}, "order_of"),
+    "message": ("/v1/messages", {"messages": LARGE, "max_tokens": 1}, "order_of"),
+    "response": (
+        RESPONSES,
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 200}],
+            "max_output_tokens": 1,
+            "truncate_prompt_tokens": 8,
+        },
+        "order_of",
+    ),
+    "tokens": ("/tokenize", {"messages": LARGE}, "tokenize_options"),
+    "tokens of a message": ("/v1/messages/count_tokens", {"messages": LARGE}, "tokenize_options"),
+}
+
+
+@pytest.mark.parametrize("what", PLANNED)
+def test_136_what_is_asked_of_the_engine_for_a_large_chat_is_made_in_a_thread(
+    running: Running, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path, body, name = PLANNED[what]
+    real, threads = getattr(app, name), list[str]()
+
+    def made(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(*given)
+
+    monkeypatch.setattr(app, name, made)
+    answer = running.post(path, body)
+    assert answer.status_code == 200, answer.text
+    assert len(threads) == 1
+    assert threads[0].startswith("beheld-read"), threads
+
+
+def test_136_messages_are_let_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To free tens of thousands of parts in one step kept the interpreter for 40 ms."""
+    sent = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 6
+    given = ChatRequest.model_validate({"messages": sent}).messages
+    left = [weakref.ref(message) for message in given]
+    real, counts = chat_messages.message_of, list[int]()
+
+    def counted(*arguments: Any) -> Any:
+        counts.append(sum(one() is not None for one in left))
+        return real(*arguments)
+
+    monkeypatch.setattr(chat_messages, "message_of", counted)
+    made = chat_messages.turned(given, SMALL)
+    assert len(made) == 6
+    assert counts == [6, 5, 4, 3, 2, 1]
+    assert not given
+
+
 def test_136_as_many_as_may_be_are_taken(running: Running) -> None:
     most = limits.MAX_TOOLS_VALUES // limits.MAX_TOOLS - 20
     assert running.post(CHAT, {**SAID, "tools": tools(128, most), "tool_choice": "none"}).status_code == 200
@@ -139,6 +198,24 @@ def test_136_what_responses_repeat_is_written_at_turns(running: Running) -> None
     running.idle()
 
 
+@pytest.mark.parametrize(("what", "large"), [(flat(16, 1900), True), (flat(1, 1), False)], ids=["large", "small"])
+def test_136_events_that_repeat_much_have_turns(
+    running: Running, monkeypatch: pytest.MonkeyPatch, what: list[dict[str, Any]], *, large: bool
+) -> None:
+    """Three events repeat all of the request. Those of a small one wait for no turn."""
+    turns: list[str] = []
+    real = ResponseEvents._turn
+
+    async def counted(self: ResponseEvents) -> None:
+        if self._turns is not None:
+            turns.append("")
+        await real(self)
+
+    monkeypatch.setattr(ResponseEvents, "_turn", counted)
+    assert running.post(RESPONSES, {**TALK, "stream": True, "tools": what, "tool_choice": "none"}).status_code == 200
+    assert len(turns) >= 3 if large else not turns
+
+
 def test_136_a_value_is_looked_at_until_it_is_too_large() -> None:
     assert not exceeds({"a": ["bc", 1, None]}, 3, 6)
     assert exceeds({"a": ["bc", 1, None]}, 2, 6)
@@ -157,8 +234,11 @@ def test_136_a_value_is_looked_at_until_it_is_too_large() -> None:
     ],
     ids=["values", "letters", "choice", "tag"],
 )
-def test_136_a_grammar_that_is_too_large_is_not_written(asked: StructuredOutputs) -> None:
+def test_136_a_grammar_that_is_too_large_is_not_written(
+    asked: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """json.dumps would keep the interpreter meanwhile."""
+    monkeypatch.setattr(compile, "json", None)
 
     def refused() -> None:
         with pytest.raises(ParamsError, match=f"more than {MAX_TEXT} characters"):

@@ -100,10 +100,10 @@ def test_33_literals_that_json_lacks(running: Running, literal: str) -> None:
 
 
 def test_36_prompts_that_are_too_many_or_nothing(running: Running) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     refused(running.post(COMPLETE, {"prompt": ["x"] * 1_000_000}), 400)
     refused(running.post(COMPLETE, {"prompt": ["x"] * 400_000}), 400, "prompt")
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 2.0
     for nothing in ("", [], [[]], [""]):
         refused(running.post(COMPLETE, {"prompt": nothing}), 400)
     for malformed in ([None], None, 5, {"a": 1}, [["x"]], [1, "x"], [True]):
@@ -142,11 +142,11 @@ JSON_ABUSE: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.mark.parametrize("name", sorted(JSON_ABUSE))
 def test_37_json_abuse(running: Running, name: str) -> None:
-    """Each within 200 ms, in the best of some rounds."""
+    """Each takes less than 200 ms of the processor, client and server together, in the best of some rounds."""
     body, statuses = JSON_ABUSE[name]
 
     def answered_s() -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         with running.connect() as link:
             try:
                 link.sendall(request_bytes(COMPLETE, body))
@@ -155,9 +155,9 @@ def test_37_json_abuse(running: Running, name: str) -> None:
             answer = received(link)
         if answer or b"413" not in statuses:
             assert answer.split(b" ", 2)[1] in statuses.split(), answer[:300]
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
-    bound = 0.2 * slowness()
+    bound = 0.2 * slowness(time.thread_time)
     assert best(answered_s, bound) < bound
 
 
@@ -326,11 +326,11 @@ def test_12_data_urls_are_read_strictly(running: Running, url: str) -> None:
 
 def test_26_a_flood_of_frames_is_no_video(running: Running) -> None:
     """Frames one after the other in a data URL are a form that other servers read; here they are not base64."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     url = "data:video/jpeg;base64," + ",".join([PNG] * (5_000_000 // len(PNG)))
     part = {"type": "video_url", "video_url": {"url": url}}
     refused(running.post(CHAT, {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}), 400)
-    assert time.perf_counter() - begin < 3.0
+    assert time.process_time() - begin < 3.0
 
 
 def test_9_hung_fetches_do_not_hold_up_text(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

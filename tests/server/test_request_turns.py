@@ -20,6 +20,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.parse_turns import ParseTurns
 from beheld.server.read import Reader
 from beheld.server.request_turns import RequestTurns
+from beheld.utils import loop_share
 from beheld.utils.loop_share import LoopShare
 from tests.server.running import Running, received, request_bytes, watched
 from tests.server.slowness import best, slowness
@@ -267,6 +268,30 @@ def test_requests_in_a_row_are_answered_after_their_client_has_closed_its_side(
             link.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5)
             link.shutdown(socket.SHUT_WR)
         assert {received(link).count(b"HTTP/1.1 404") for link in links} == {5}
+    running.idle()
+
+
+@pytest.mark.case(141)
+def test_a_connection_that_is_lost_waits_for_no_turn(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next request did: clients that came, had one answer and went left a thousand connections a second in memory,
+    and other clients' requests waited behind them."""
+    monkeypatch.setattr(loop_share, "_REST_S", 1.0)
+    monkeypatch.setattr(running.server.config.http_protocol_class, "turns", LoopShare())
+    before = set(running.server.server_state.connections)
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(running.connect()) for _ in range(20)]
+        for link in links:
+            link.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        for link in links:
+            assert link.recv(12) == b"HTTP/1.1 404"
+        assert len(set(running.server.server_state.connections) - before) == 20
+        for link in links:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Fewer turns than there are connections, of which those that are gone take none.
+    deadline = time.monotonic() + 12.0
+    while kept := set(running.server.server_state.connections) - before:
+        assert time.monotonic() < deadline, f"{len(kept)} are kept"
+        time.sleep(0.01)
     running.idle()
 
 

@@ -41,6 +41,8 @@ class Fetcher:
         most, item = rules.limits.max_fetched_bytes, rules.limits.max_item_bytes
         self._room = Room(max(most, item), item)
         self._parsing = LoopShare()
+        # To begin one takes up to a millisecond, and a request may name dozens.
+        self._beginning = LoopShare(rest_s=0.0)
         self._all = FairTurns(2 * _MAX_AT_ONCE, _MAX_AT_ONCE)
         self._names = FairTurns(2 * _MAX_NAMES, _MAX_NAMES)
         self._hosts: dict[str, FairTurns] = {}
@@ -77,6 +79,7 @@ class Fetcher:
                     return ref
                 _, timeout = times_s(ref.modality)
                 async with self._turn(ref.source, client, timeout):
+                    await self._beginning.turn(client)
                     return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, shares))
 
             found = await asyncio.gather(*map(one, media), return_exceptions=True)
