@@ -49,9 +49,13 @@ def own_environment() -> Iterator[None]:
 # Folders whose tests mostly wait: for processes that they start, for time to pass, for a server's answer.
 WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "executor", "jobs", "sandbox", "server"))
 
-# Folders of which some tests bound seconds, within which other threads or processes have to answer.
-TIMED = tuple(
-    f"tests/{name}/" for name in ("api", "checkpoint", "encoders", "engine", "inputs", "parallel", "structured")
+# Tests of which some bound seconds, within which other threads or processes have to answer.
+TIMED = (
+    *(
+        f"tests/{name}/"
+        for name in ("api", "checkpoint", "encoders", "engine", "inputs", "parallel", "structured", "utils")
+    ),
+    "tests/test_census.py",
 )
 
 # Family -> the names that documents and users have for it: `pytest -k NAME` finds its tests by these, too.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from beheld.core.config import EngineConfig
+from beheld.core.config import EngineConfig, ModelInfo
 from beheld.engine.stats import EngineStats
 
 __all__ = ["CACHE_CONFIG", "SLEEP_STATES", "cache_config", "values_of"]
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """By the level at which an engine sleeps."""
-CACHE_CONFIG = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+CACHE_CONFIG = (
+    *("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"),
+    *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
+)
 """What `cache_config` tells."""
 
 
@@ -29,8 +32,16 @@ def values_of(stats: EngineStats) -> dict[str, float]:
     }
 
 
-def cache_config(config: EngineConfig, stats: EngineStats) -> dict[str, str]:
-    """How an engine's KV cache is made, by the names of vLLM's configuration."""
-    num_blocks = sum(stats.scheduler.num_blocks)
-    values = config.block_size, num_blocks, config.kv_dtype, config.prefix_caching, config.memory_fraction
+def cache_config(config: EngineConfig, info: ModelInfo, stats: EngineStats) -> dict[str, str]:
+    """How an engine's KV cache is made, by the names of vLLM's configuration.
+
+    Its size is that of the smallest cache group that keeps positions; 0 if none does.
+    """
+    num_blocks = stats.scheduler.num_blocks
+    positions = [count for count, group in zip(num_blocks, info.paged_groups, strict=False) if group.state is None]
+    tokens = min(positions, default=0) * config.block_size
+    values = (
+        *(config.block_size, sum(num_blocks), config.kv_dtype, config.prefix_caching, config.memory_fraction),
+        *(tokens, f"{tokens / config.max_model_len:.2f}"),
+    )
     return dict(zip(CACHE_CONFIG, map(str, values), strict=True))

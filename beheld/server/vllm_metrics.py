@@ -231,7 +231,7 @@ class VllmMetrics(Collector):
         if self._llm is not None and self._held:
             config = self._llm.config
             for engine, stats in self._held.items():
-                made = cache_config(config, stats)
+                made = cache_config(config, self._llm.info, stats)
                 info.add_metric((engine, *(made[name] for name in CACHE_CONFIG)), 1)
                 for level, state in enumerate(SLEEP_STATES):
                     sleep.add_metric((self._model, engine, state), int(level == self._llm.sleep_level))

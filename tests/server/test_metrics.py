@@ -212,6 +212,9 @@ def test_the_cache_and_its_sleep_are_told() -> None:
         info = re.search(r"^vllm:cache_config_info{(.*)} 1.0$", running.get("/metrics").text, re.MULTILINE)
         assert info is not None
         assert 'num_gpu_blocks="600"' in info[1]
+        size, length = 600 * running.llm.config.block_size, running.llm.config.max_model_len
+        assert f'kv_cache_size_tokens="{size}"' in info[1]
+        assert f'kv_cache_max_concurrency="{size / length:.2f}"' in info[1]
         for path, state in (
             ("/sleep?level=2", "discard_all"),
             ("/wake_up", "awake"),
