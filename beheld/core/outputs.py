@@ -32,7 +32,7 @@ class TokenEvent(NamedTuple):
         waited_s: seconds from arrival at the scheduler to the first step; set in the first event.
         pooled: the vector (D), scores (C) or vectors (N, D) of a pooling request, float32.
         restarted: the engine died, and another one starts the answer again: all earlier tokens of the request are void.
-        num_preemptions: how often it was interrupted until then.
+        num_preemptions: how often it was interrupted until then, once after each time; otherwise 0.
     """
 
     request_id: str

@@ -93,4 +93,5 @@ def _is_plain(event: TokenEvent) -> bool:
         and not event.waited_s
         and event.pooled is None
         and not event.restarted
+        and not event.num_preemptions
     )

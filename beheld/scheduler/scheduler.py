@@ -788,7 +788,9 @@ class Scheduler:
             if given and sequence.prompt_logprobs is not None:
                 prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
             cached, waited = sequence.num_cached or 0, sequence.waited_s
-        name, times = sequence.request.id, sequence.epoch
+        name, times = sequence.request.id, 0
+        if sequence.told_epoch != sequence.epoch:
+            times = sequence.told_epoch = sequence.epoch
         return TokenEvent(name, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled, False, times)
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:

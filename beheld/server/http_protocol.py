@@ -335,6 +335,9 @@ class DeadlineProtocol(H11Protocol):
     def _is_reset(self) -> bool:
         """Whether the client has reset the connection, which nobody notices as long as nothing is read from it."""
         own = self.transport.get_extra_info("socket")
+        if own is None:
+            # Of TLS it is gone a turn of the loop before this protocol hears of it.
+            return True
         try:
             return self._lost or own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
         except OSError:

@@ -11,8 +11,8 @@ from beheld.core.outputs import RequestOutput
 from tests import tiny
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_requests_interruptions_are_counted(n: int) -> None:
+@pytest.mark.parametrize(("n", "engine"), [(1, "thread"), (2, "thread"), (1, "process")])
+def test_a_requests_interruptions_are_counted(n: int, engine: str) -> None:
     params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.5, seed=0, n=n)
 
     async def answer(llm: AsyncLLM, name: str) -> RequestOutput:
@@ -32,6 +32,7 @@ def test_a_requests_interruptions_are_counted(n: int) -> None:
             num_gpu_blocks_override=10,
             block_size=16,
             disable_log_stats=True,
+            engine=engine,
         )
         try:
             outputs = await asyncio.gather(*(answer(llm, str(number)) for number in range(2)))

@@ -170,6 +170,7 @@ def test_events_cross_as_columns_in_their_order() -> None:
         TokenEvent("h", (), error=StepError("nan")),
         TokenEvent("i", (), FinishReason.STOP, pooled=np.arange(20, dtype=np.float32) / 7),
         TokenEvent("j", (4, 5, 6), FinishReason.LENGTH),
+        TokenEvent("k", (3,), num_preemptions=2),
     ]
     chance = random.Random(4)
     for count, more in itertools.product((0, 1, 15, 16, 100), (1, 3)):

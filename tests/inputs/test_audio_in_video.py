@@ -126,6 +126,16 @@ def test_the_option_in_each_of_its_forms(option: dict[str, Any]) -> None:
         )
 
 
+def test_audio_by_its_name_is_not_the_track_of_the_file(files: tuple[Path, Path]) -> None:
+    pipe = pipes.shared(FAMILY)
+    other = (tiny.sound(4.0, 7), tiny.SOUND_RATE)
+    film = [files[0].read_bytes()]
+    named = ask(pipe, film, [other], multi_modal_uuids={"audio": ["tracks voice"]})
+    assert ask(pipe, film, None).spans[0].item.digest != named.spans[0].item.digest
+    again = ask(pipe, film, [None], multi_modal_uuids={"audio": ["tracks voice"]})
+    assert again.spans[0].item.digest == named.spans[0].item.digest
+
+
 def test_audio_alone_is_read_alone() -> None:
     pipe = pipes.shared(FAMILY)
     plain = ask(pipe, None, [WAVE], "{a}What?")

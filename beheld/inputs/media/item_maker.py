@@ -197,15 +197,19 @@ class ItemMaker:
             finally:
                 if opened_bytes > _MOST_KEPT_BYTES:
                     allocator.give_back_freed()
-        if ref.uuid is not None:
-            self.cache.remember(_name(order, ref.uuid), content)
+        if ref.uuid is not None and source.page is None:
+            # The name of a document stands for none of its pages.
+            self.cache.remember(self._name(order, ref.uuid), content)
         return self._finish(order, source.kind, content, processed, clock, cached=cached)
 
     def _from_name(self, order: ItemOrder, uuid: str, clock: StageClock) -> PreparedItem:
         """The item that came with this uuid before, without its content."""
         with clock.stage("digest"):
-            content = self.cache.content(_name(order, uuid))
-        processed = None if content is None else self._known(order, content)
+            content = self.cache.content(self._name(order, uuid))
+        processed = None
+        if content is not None:
+            # A video came as a file, whose options chose its frames, or as frames.
+            processed = self._known(order, content) or self.cache.get(self._digest(order, content, in_file=True))
         if content is None or processed is None:
             # The first words are those that vLLM's clients look for.
             raise DecodeError(
@@ -215,9 +219,14 @@ class ItemMaker:
             )
         return self._finish(order, "uuid", content, processed, clock, cached=True)
 
-    def _digest(self, order: ItemOrder, content: Content) -> bytes:
-        """Return the digest of everything that determines the features."""
-        identity, options = self._processor.identity(), self._options(order)
+    def _name(self, order: ItemOrder, uuid: str) -> bytes:
+        """Return the key of an item's uuid, and of how frames are chosen, known only to callers with the same salt."""
+        how = f" {self._reader.sampling(order)}" if order.ref.modality == "video" else ""
+        return digest.salted(digest.of_name(uuid, order.ref.modality + how), order.salt)
+
+    def _digest(self, order: ItemOrder, content: Content, *, in_file: bool = False) -> bytes:
+        """Return the digest of everything that determines the features; see `_options`."""
+        identity, options = self._processor.identity(), self._options(order, in_file=in_file)
         try:
             key = digest.of_item(content.digest, order.ref.modality, identity, options, order.setting)
         except TypeError as error:
@@ -279,16 +288,19 @@ class ItemMaker:
         self.cache.put(made.processed)
         return made.content, made.processed, False
 
-    def _options(self, order: ItemOrder) -> Mapping[str, Any]:
+    def _options(self, order: ItemOrder, *, in_file: bool = False) -> Mapping[str, Any]:
         """Return the processor options that determine an item's features.
 
         Names are checked when an item is made, so a cached one needs no processor.
+
+        Args:
+            in_file: a video without a source was a file.
         """
         options = dict(order.options)
         if self._family.interleave is not None:
             # They change no feature, only what is made of two items.
             options, _ = soundtracks.split(options)
-        if order.ref.modality == "video" and _is_encoded(order.ref.source):
+        if order.ref.modality == "video" and (in_file or _is_encoded(order.ref.source)):
             # These options have already sampled the frames.
             options.pop("num_frames", None)
             options.pop("fps", None)
@@ -357,11 +369,6 @@ class ItemMaker:
             digest=processed.item.digest.hex(),
         )
         return PreparedItem(processed.item, receipt)
-
-
-def _name(order: ItemOrder, uuid: str) -> bytes:
-    """Return the key of an item's uuid, known only to callers with the same salt."""
-    return digest.salted(digest.of_name(uuid, order.ref.modality), order.salt)
 
 
 def _salted(order: ItemOrder, source: Source) -> Source:

@@ -127,12 +127,12 @@ class SourceReader:
             )
         if order.ref.modality == "image":
             decode.check_header(data, self._rules.limits)
-        sampling = self._sampling(order) if order.ref.modality == "video" else None
+        sampling = self.sampling(order) if order.ref.modality == "video" else None
         with clock.stage("digest"):
             how = f"{order.ref.modality} {sampling}"
             return Source(kind, digest.of_bytes(data, how), data, sampling)
 
-    def _sampling(self, order: ItemOrder) -> video.FrameSampling:
+    def sampling(self, order: ItemOrder) -> video.FrameSampling:
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
         options = dict(self._io_options.get("video", {}))
         if "fps" in options or order.options.get("fps") is not None:

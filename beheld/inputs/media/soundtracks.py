@@ -121,7 +121,9 @@ def resolved(media: Sequence[MediaRef]) -> tuple[MediaRef, ...]:
     """Return the media, where the audio of a video's own file has the file as its source."""
     files = [ref.source for ref in media if ref.modality == "video"]
     return tuple(
-        replace(ref, source=files[ref.of_video]) if ref.of_video is not None and ref.source is None else ref
+        replace(ref, source=files[ref.of_video])
+        if ref.of_video is not None and ref.source is None and ref.uuid is None
+        else ref
         for ref in media
     )
 
