@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from beheld.cluster.handshake import Door, connect
@@ -19,6 +20,8 @@ logger = get_logger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 1.0
+# After a failure to take a connection; and for connecting to a server of this host.
+_PAUSE_S, _CONNECT_S = 0.1, 10.0
 _PIECE = 1 << 16
 
 
@@ -38,14 +41,15 @@ class TunnelDoor:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            found = self._door.accept(_LOOK_S)
-            if found is None:
-                continue
             try:
-                _carry(found[1], socket.create_connection((_LOOPBACK, self._server)))
+                found = self._door.accept(_LOOK_S)
             except OSError as error:
-                logger.debug("A connection ends: %s.", error)
-                found[1].close()
+                # No descriptor is left, for example.
+                logger.warning("A connection of another host cannot be taken: %s.", error)
+                self._closing.wait(_PAUSE_S)
+                continue
+            if found is not None:
+                _lead(found[1], lambda: socket.create_connection((_LOOPBACK, self._server), _CONNECT_S))
         self._door.close()
 
     def close(self) -> None:
@@ -67,40 +71,59 @@ class TunnelEnd:
         self._there, self._token = (address, port), token
         self._listener = socket.create_server((_LOOPBACK, 0))
         self.port: int = self._listener.getsockname()[1]
+        self._closing = threading.Event()
         threading.Thread(target=self._run, name="beheld-tunnel-end", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 end, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                _carry(end, connect(*self._there, 0, self._token))
             except OSError as error:
-                logger.debug("A connection ends: %s.", error)
-                end.close()
+                if not self._closing.is_set():
+                    logger.warning("A connection to another host cannot be taken: %s.", error)
+                self._closing.wait(_PAUSE_S)
+                continue
+            _lead(end, lambda: connect(*self._there, 0, self._token))
 
     def close(self) -> None:
         """Listen no more."""
+        self._closing.set()
         with suppress(OSError):
             # Closing alone does not wake who waits.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    """Carry bytes both ways, in threads, until a side closes."""
-    back = threading.Thread(target=_copy, args=(other, one), name="beheld-tunnel", daemon=True)
-
-    def forth() -> None:
-        _copy(one, other)
-        back.join()
+def _lead(one: socket.socket, other: Callable[[], socket.socket]) -> None:
+    """Connect to the other side and carry bytes both ways, in threads, until a side closes; keeps nobody waiting."""
+    try:
+        threading.Thread(target=_carry, args=(one, other), name="beheld-tunnel", daemon=True).start()
+    except RuntimeError as error:
+        logger.warning("A connection between hosts ends: %s.", error)
         one.close()
-        other.close()
 
-    back.start()
-    threading.Thread(target=forth, name="beheld-tunnel", daemon=True).start()
+
+def _carry(one: socket.socket, connected: Callable[[], socket.socket]) -> None:
+    with one:
+        try:
+            other = connected()
+        except OSError as error:
+            logger.debug("A connection ends: %s.", error)
+            return
+        with other:
+            for each in (one, other):
+                each.settimeout(None)
+                # What waits for an answer is sent at once, and a host that is gone is noticed.
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            back = threading.Thread(target=_copy, args=(other, one), name="beheld-tunnel", daemon=True)
+            try:
+                back.start()
+            except RuntimeError as error:
+                logger.warning("A connection between hosts ends: %s.", error)
+                return
+            _copy(one, other)
+            back.join()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

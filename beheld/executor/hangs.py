@@ -23,9 +23,10 @@ WORKING_S = 600.0
 # What is added for each position and embedding under way: on a device of its own, and on the host's cores.
 POSITION_S, HOST_POSITION_S = 0.01, 1.0
 # What is added for each position while the host's cores compute one layer: for the smallest one, by the square of the
-# hidden size, and at most. With 3,584, a layer's weights are 0.4 billion products and sums, and attention to 100,000
-# positions 1.6 billion; slow cores do 10 billion in a second.
-LAYER_POSITION_S, SQUARE_S, MOST_LAYER_POSITION_S = 0.02, 1.5e-8, 0.2
+# hidden size, and at most; and by the hidden size for each position that it attends to. With 3,584, a layer's weights
+# are 0.4 billion products and sums, and attention to 100,000 positions 0.7 billion; slow cores do 10 billion in a
+# second.
+LAYER_POSITION_S, SQUARE_S, MOST_LAYER_POSITION_S, ATTENDED_S = 0.02, 1.5e-8, 0.2, 4e-10
 # No device is more steps behind its host, which writes their inputs into few buffers in turn.
 _UNDER_WAY = 16
 
@@ -41,6 +42,7 @@ class Patience:
         factor: by which every limit is multiplied.
         layer_position_s: for each position under way, for a host that computes a layer; None if a device of its own
             computes them.
+        attended_s: for each position that one under way attends to, for such a host.
     """
 
     stuck_s: float
@@ -48,6 +50,7 @@ class Patience:
     alike: bool
     factor: float = 1.0
     layer_position_s: float | None = None
+    attended_s: float = 0.0
 
     @classmethod
     def of(cls, *, synchronous: bool, lockstep: bool, equal: bool = True, factor: float = 1.0) -> Patience:
@@ -71,7 +74,23 @@ class Patience:
         if self.layer_position_s is None:
             return self
         layer_s = min(MOST_LAYER_POSITION_S, LAYER_POSITION_S + SQUARE_S * hidden_size**2)
-        return replace(self, layer_position_s=self.factor * layer_s)
+        attended_s = self.factor * ATTENDED_S * hidden_size
+        return replace(self, layer_position_s=self.factor * layer_s, attended_s=attended_s)
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What a step computes.
+
+    Attributes:
+        positions: of texts.
+        embeddings: of items.
+        attended: how many positions each position attends to, added up.
+    """
+
+    positions: int
+    embeddings: int = 0
+    attended: int = 0
 
 
 class Hangs:
@@ -88,32 +107,42 @@ class Hangs:
         self._own, self._others, self._patience, self._lockstep = own, others, patience, lockstep
         # Since when the first rank has been in steps without a pause, as far as it was looked at.
         self._busy_since: float | None = None
-        # Positions and embeddings of steps that may not have been computed yet, by the ids of their plans.
-        self._sizes: dict[int, tuple[int, int]] = {}
+        # Steps that may not have been computed yet, by the ids of their plans.
+        self._sizes: dict[int, StepSize] = {}
+        # Steps that the first rank's host has computed, and when; others may be at their ends, as far as is known.
+        self._ending: tuple[tuple[float, StepSize], ...] = ()
 
     def count(self, hidden_size: int) -> None:
         """Note that ranks count layers of this size from now on."""
         self._patience = self._patience.of_layers(hidden_size)
 
-    def launched(self, step: int, positions: int, embeddings: int = 0) -> None:
+    def launched(self, step: int, size: StepSize) -> None:
         """Note that a step is under way; the thread of the steps calls it."""
         # Other threads read it.
-        sizes = {**self._sizes, step: (positions, embeddings)}
+        sizes = {**self._sizes, step: size}
         if len(sizes) > _UNDER_WAY:
             del sizes[next(iter(sizes))]
         self._sizes = sizes
 
-    def finished(self, step: int) -> None:
-        """Note that the devices have finished this step and all before it; the same thread calls it."""
+    def finished(self, step: int, now: float) -> None:
+        """Note that the first rank's host or all devices have finished this step and all before it; the same thread
+        calls it."""
+        if self._patience.layer_position_s is not None:
+            ended = tuple((now, size) for other, size in self._sizes.items() if other <= step)
+            self._ending = (*self._ending, *ended)[-_UNDER_WAY:]
         self._sizes = {other: size for other, size in self._sizes.items() if other > step}
 
     def found(self, now: float) -> str | None:
         """Return what hangs, in a sentence; None if nothing does."""
-        sizes, patience = self._sizes.values(), self._patience
-        positions, embeddings = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        patience = self._patience
+        # A rank whose host computes since before a step's end on the first one may be in that step.
+        oldest = min((each.works_since for each in self._others if each.works_since is not None), default=now)
+        sizes = [*self._sizes.values(), *(size for at, size in self._ending if at >= oldest)]
+        positions, embeddings = sum(size.positions for size in sizes), sum(size.embeddings for size in sizes)
         more_s = patience.position_s * (positions + embeddings)
         # What a tower's layer computes for an embedding, its size does not say.
         layer_s = patience.position_s * embeddings + (patience.layer_position_s or 0.0) * positions
+        layer_s += patience.attended_s * sum(size.attended for size in sizes)
         stuck = self._in_one_step(now, more_s, layer_s) or self._late(now, more_s) or self._late_on_device(now, more_s)
         if stuck is not None:
             return f"Rank {stuck.rank} is stuck in a step."

@@ -26,7 +26,7 @@ from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
-from beheld.executor.hangs import Patience
+from beheld.executor.hangs import Patience, StepSize
 from beheld.executor.rank import config_of, config_text
 from beheld.executor.rank_folder import RankFolder
 from beheld.executor.watchdog import RankProcess, Watchdog
@@ -253,7 +253,7 @@ class MultiExecutor:
         same = None if step.encode else Encoded(CODEC.encode(step))
         for each in self._ranks:
             _tell(each, same or self._own_features(step, each.rank), self._watchdog)
-        self._watchdog.hangs.launched(plan.id, *_size(plan))
+        self._watchdog.hangs.launched(plan.id, _size(plan))
         if self._waits:
             self._later[plan.id] = later = Later(plan)
             return later
@@ -290,7 +290,7 @@ class MultiExecutor:
             raise self._watchdog.error()
         # Nobody waits for the device where a step gives nothing.
         if self._synchronous or begun.ready is not None:
-            self._watchdog.hangs.finished(number)
+            self._watchdog.hangs.finished(number, time.monotonic())
         return result
 
     def _begun(self, step: Later) -> Handle:
@@ -447,9 +447,12 @@ class MultiExecutor:
             _tell(each, message, self._watchdog)
 
 
-def _size(plan: StepPlan) -> tuple[int, int]:
-    """Return what a step computes: positions, and embeddings of items."""
-    return sum(piece.stop - piece.start for piece in plan.slices), sum(item.num_embeds for item in plan.encode)
+def _size(plan: StepPlan) -> StepSize:
+    return StepSize(
+        sum(piece.stop - piece.start for piece in plan.slices),
+        sum(item.num_embeds for item in plan.encode),
+        sum((piece.stop - piece.start) * piece.stop for piece in plan.slices),
+    )
 
 
 def _spawn(rank: int, config: EngineConfig) -> RankProcess:

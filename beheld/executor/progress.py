@@ -15,7 +15,7 @@ from torch import nn
 
 from beheld.executor.wire import Beat
 from beheld.runner.device_wait import waits_since
-from beheld.utils import users_code
+from beheld.utils import unbounded_work
 
 # While one of these is at work, a thread compiles. Others of their packages are there while compiled code runs, too.
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "triton.compiler.", "llvmlite.")
@@ -76,7 +76,7 @@ class StepClock:
             None if device is None else now - device,
             works,
             self._layers,
-            works and (self._unbounded or (thread is not None and (users_code.runs(thread) or _prepares(thread)))),
+            works and (self._unbounded or (thread is not None and (unbounded_work.runs(thread) or _prepares(thread)))),
         )
 
 

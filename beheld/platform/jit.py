@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from beheld.platform import code_cache
+from beheld.utils import unbounded_work
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -260,7 +261,7 @@ def made_once(make: Callable[..., CompiledModule]) -> Callable[..., CompiledModu
     def module(*given: Any) -> CompiledModule:
         made = found.get(given)
         if made is None:
-            with lock:
+            with unbounded_work.running(), lock:
                 made = found.get(given)
                 if made is None:
                     made = found[given] = make(*given)

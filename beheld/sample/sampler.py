@@ -33,7 +33,7 @@ from beheld.sample.logprobs import LogprobTensors, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, RandomRows, RowState, RowTable, TokenRule
-from beheld.utils import users_code
+from beheld.utils import unbounded_work
 
 # Replaces infinity in a logits processor's result, so that differences stay finite.
 _CERTAIN = 1e30
@@ -264,7 +264,7 @@ class Sampler:
         assert len(state.tokens) == length, "a row with logits processors has the wrong number of tokens"
         prompt, generated = state.tokens[: state.num_prompt], state.tokens[state.num_prompt :]
         for processor in state.processors:
-            with users_code.running():
+            with unbounded_work.running():
                 answer = processor(list(prompt), list(generated), logits_V.clone())
             if not isinstance(answer, Tensor) or answer.shape != logits_V.shape:
                 raise ParamsError(

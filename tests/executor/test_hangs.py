@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from beheld.executor import hangs, watchdog
-from beheld.executor.hangs import Hangs, Patience
+from beheld.executor.hangs import Hangs, Patience, StepSize
 from beheld.executor.progress import RankProgress, StepClock
 from beheld.executor.wire import Beat
 from beheld.runner import device_wait
-from beheld.utils import users_code
+from beheld.utils import unbounded_work
 
 IDLE = Beat(7, 3, None, None, works=False)
 WORKS = Beat(7, 3, None, None, works=True)
@@ -104,7 +104,7 @@ def test_a_collective_that_all_ranks_are_in_and_none_leaves_is_found() -> None:
 def test_a_collective_of_many_positions_may_take_long() -> None:
     """At 5 ms for each: hosts with a slow network between them."""
     ranks = Ranks(2, synchronous=True, lockstep=True)
-    ranks.hangs.launched(5, 8192)
+    ranks.hangs.launched(5, StepSize(8192))
     assert ranks.until_found(0.005 * 8192, waits, waits)[0] is None
     assert ranks.until_found(0.006 * 8192 + 7, lambda s: waits(s + 41), lambda s: waits(s + 41))[0] is not None
 
@@ -149,7 +149,7 @@ def test_a_factor_lengthens_every_limit(form: dict[str, bool], beats: tuple[Any,
 
 def test_a_factor_lengthens_what_is_added_for_positions() -> None:
     ranks = Ranks(2, synchronous=False, lockstep=True, factor=3.0)
-    ranks.hangs.launched(5, 1000)
+    ranks.hangs.launched(5, StepSize(1000))
     assert 3 * 17 < ranks.until_found(100, device, IDLE)[1] < 3 * 17 + 1
 
 
@@ -191,7 +191,7 @@ def test_a_stage_may_take_long_for_a_long_prompt() -> None:
     """4,096 positions of a large model on a slow CPU."""
     ranks = Ranks(2, synchronous=True, lockstep=False)
     ranks.hangs.count(5120)
-    ranks.hangs.launched(5, 4096)
+    ranks.hangs.launched(5, StepSize(4096))
     layers = lambda seconds: Beat(7, 3, None, None, works=True, layers=int(seconds / 800))  # noqa: E731
     assert ranks.until_found(4000, waits, layers)[0] is None
 
@@ -201,7 +201,7 @@ def test_a_layer_has_time_for_each_position_by_its_size(hidden_size: int, positi
     for positions, factor in ((8, 1.0), (2048, 1.0), (2048, 3.0)):
         ranks = Ranks(2, synchronous=True, lockstep=False, factor=factor)
         ranks.hangs.count(hidden_size)
-        ranks.hangs.launched(5, positions)
+        ranks.hangs.launched(5, StepSize(positions))
         found, after_s = ranks.until_found(4000, IDLE, WORKS)
         assert found == "Rank 1 is stuck in a step."
         expected_s = factor * (7 + position_s * positions)
@@ -212,16 +212,42 @@ def test_a_layer_has_a_second_for_each_embedding() -> None:
     """An item's pixels may be many times as many as its embeddings."""
     ranks = Ranks(2, synchronous=True, lockstep=False)
     ranks.hangs.count(64)
-    ranks.hangs.launched(5, 10, 100)
+    ranks.hangs.launched(5, StepSize(10, 100))
     found, after_s = ranks.until_found(400, IDLE, WORKS)
     assert found == "Rank 1 is stuck in a step."
     assert 107 < after_s < 108.5
 
 
+def test_a_layer_has_time_for_what_its_positions_attend_to() -> None:
+    """2,048 positions behind 200,000, of 3,584 numbers: 1.5 thousand billion products and sums, and half a minute of
+    weights."""
+    ranks = Ranks(2, synchronous=True, lockstep=False)
+    ranks.hangs.count(3584)
+    ranks.hangs.launched(5, StepSize(2048, 0, 2048 * 202_048))
+    assert ranks.until_found(2 * 200, IDLE, WORKS)[0] is None
+    assert ranks.until_found(2000, IDLE, WORKS)[0] == "Rank 1 is stuck in a step."
+
+
+def test_a_rank_may_be_in_the_last_layer_of_a_step_that_the_first_one_has_finished() -> None:
+    """What is known of it is a second old, and a layer of a long prompt may take longer than 7 s."""
+    ranks = Ranks(2, synchronous=True, lockstep=True)
+    ranks.hangs.count(3584)
+    ranks.hangs.launched(5, StepSize(2048))
+    assert ranks.until_found(60, WORKS, WORKS)[0] is None
+    ranks.hangs.finished(5, ranks.now)
+    assert ranks.until_found(60, IDLE, WORKS)[0] is None
+    ranks.say(IDLE, IDLE)
+    assert ranks.hangs.found(ranks.now) is None
+    # The step after it has its own time alone.
+    ranks.now += 1
+    ranks.hangs.launched(6, StepSize(1))
+    assert ranks.until_found(60, IDLE, Beat(7, 4, None, None, works=True))[1] < 9
+
+
 def test_devices_that_stand_still_while_requests_decode_are_found_soon() -> None:
     ranks = Ranks(2, synchronous=False, lockstep=True)
-    ranks.hangs.launched(5, 64)
-    ranks.hangs.launched(6, 64)
+    ranks.hangs.launched(5, StepSize(64))
+    ranks.hangs.launched(6, StepSize(64))
     found, after_s = ranks.until_found(60, device, IDLE)
     assert found is not None
     assert found.startswith("The devices have not finished a step")
@@ -232,16 +258,16 @@ def test_devices_that_stand_still_while_requests_decode_are_found_soon() -> None
 def test_devices_may_compute_a_long_prompt(positions: int) -> None:
     """At 5 ms a position, which is slow."""
     ranks = Ranks(2, synchronous=False, lockstep=True)
-    ranks.hangs.launched(5, positions)
+    ranks.hangs.launched(5, StepSize(positions))
     assert ranks.until_found(0.005 * positions, device, IDLE)[0] is None
     assert ranks.until_found(0.006 * positions + 10, lambda s: device(0.005 * positions + s), IDLE)[0] is not None
 
 
 def test_a_finished_step_gives_the_next_one_no_time() -> None:
     ranks = Ranks(2, synchronous=False, lockstep=True)
-    ranks.hangs.launched(5, 131_072)
-    ranks.hangs.launched(6, 1)
-    ranks.hangs.finished(5)
+    ranks.hangs.launched(5, StepSize(131_072))
+    ranks.hangs.launched(6, StepSize(1))
+    ranks.hangs.finished(5, ranks.now)
     assert ranks.until_found(60, device, IDLE)[1] < 8
 
 
@@ -249,7 +275,7 @@ def test_steps_that_give_nothing_are_forgotten_in_time() -> None:
     """Nobody waits for the device after a piece of a prompt, so it is never known to be finished."""
     ranks = Ranks(2, synchronous=False, lockstep=True)
     for step in range(1000):
-        ranks.hangs.launched(step, 10)
+        ranks.hangs.launched(step, StepSize(10))
     assert ranks.until_found(60, device, IDLE)[1] < 7 + 0.01 * 10 * 16 + 1
 
 
@@ -361,7 +387,7 @@ def test_a_clock_counts_layers_and_knows_what_may_take_long(tmp_path: Path, monk
         compiled(torch.zeros(5))
         model[0].register_forward_hook(lambda module, given, out: eager(out))
         model(torch.zeros(1, 8))
-        with users_code.running():
+        with unbounded_work.running():
             seen.append(clock.beat())
         (tmp_path / "seen_at_import.py").write_text("look()\n")
         monkeypatch.syspath_prepend(tmp_path)

@@ -133,6 +133,7 @@ class SourceReader:
             return Source(kind, digest.of_bytes(data, how), data, sampling)
 
     def sampling(self, order: ItemOrder) -> video.FrameSampling:
+        """Which frames of a video's file are wanted."""
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
         options = dict(self._io_options.get("video", {}))
         if "fps" in options or order.options.get("fps") is not None:

@@ -22,7 +22,8 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
 def layers_of(part: nn.Module) -> list[nn.Module]:
     """Return the layers of a model and its towers: what stands in a list or a sequence that is part of no other one."""
     if isinstance(part, nn.ModuleList | nn.Sequential):
-        return list(part)
+        # A list within a list is nothing that is called.
+        return [layer for each in part for layer in (layers_of(each) if isinstance(each, nn.ModuleList) else [each])]
     return [layer for child in part.children() for layer in layers_of(child)]
 
 

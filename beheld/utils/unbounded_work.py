@@ -1,4 +1,4 @@
-"""Which threads run code that a user wrote, which may take as long as it likes; another thread may ask."""
+"""Which threads do work that takes as long as it likes, such as code that a user wrote; another thread may ask."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _threads: set[int] = set()
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Within the block, this thread runs such code."""
+    """Within the block, this thread does such work, or waits for another that does."""
     thread = threading.get_ident()
+    if thread in _threads:
+        yield
+        return
     _threads.add(thread)
     try:
         yield
