@@ -58,7 +58,7 @@ FLAGS: dict[str, VllmOption] = {
     "enable-ssl-refresh": VllmOption(remedy="Restart the server after its certificate has changed."),
     "middleware": VllmOption(remedy=_PROXY, values=1),
     "cohere-format": VllmOption(
-        remedy="Cohere's clients embed and rank here, and chat with /v1/chat/completions.", values=1
+        remedy="Cohere's clients embed, rank and chat with /v2/chat here.", values=1
     ),
     "cohere-is-reasoning-model": VllmOption("--reasoning-parser says it, and reasoning has blocks of its own"),
     "anthropic-disabled-thinking-effort": VllmOption(

@@ -17,7 +17,7 @@ _BYTES = 2
 
 
 def ahead(hf_config: Any, info: ModelInfo, config: EngineConfig) -> AbstractContextManager[None]:
-    """Bring in memory for the weights that `prepare` packs; see `pages.ahead`.
+    """Bring in memory for the weights that surgery packs; see `pages.ahead`.
 
     Raises:
         ModelError: a file of weights is damaged.

@@ -789,8 +789,8 @@ class Scheduler:
                 prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
             cached, waited = sequence.num_cached or 0, sequence.waited_s
         name, times = sequence.request.id, 0
-        if sequence.told_epoch != sequence.epoch:
-            times = sequence.told_epoch = sequence.epoch
+        if sequence.reported_epoch != sequence.epoch:
+            times = sequence.reported_epoch = sequence.epoch
         return TokenEvent(name, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled, False, times)
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:

@@ -92,7 +92,7 @@ class Sequence:
         block_keys: keys of its first blocks, as far as they were computed.
         key_span: index of the first span that may still overlap a block without a key.
         valid_epoch: results of earlier epochs are worth nothing: a step failed amid the states that they follow from.
-        told_epoch: the epoch that its last event told.
+        reported_epoch: the epoch that its last event reported.
         num_redone: steps of it in a row that failed so.
         num_keyed: blocks whose key has been given to the pools (or came from them).
         embed_ranges: where its spans take embeddings, in order.
@@ -136,7 +136,7 @@ class Sequence:
     status: Status = Status.WAITING
     row: int = 0
     epoch: int = 0
-    told_epoch: int = 0
+    reported_epoch: int = 0
     num_slots: int = 0
     num_computed: int = 0
     num_in_flight: int = 0
