@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
 
+from beheld.server import decisions
+from beheld.server.decisions_schema import DecisionsRequest
+from beheld.server.options import ServerOptions
+from beheld.server.read import checked
 from tests.server.running import Running, data_url
 
 SYSTEM, DECISIONS = "/v1/systemone", "/v1/decisions"
@@ -120,6 +125,43 @@ def test_what_the_questions_share_is_cached(running: Running) -> None:
     usage = body["usage"]
     # Two of three questions find the text.
     assert usage["input_tokens_details"]["cached_tokens"] > 0.5 * usage["input_tokens"]
+
+
+def test_chats_share_the_parts_and_texts_in_a_row_are_one() -> None:
+    letters = [{"type": "text", "text": "x"}] * 4090
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    questions = [{"type": "predicate", "instructions": f"Is it {n}?"} for n in range(64)]
+    given = {"input": [{"role": "user", "content": [*letters, image]}], "questions": questions}
+    ask = decisions.asked_decisions(checked(given, DecisionsRequest), ServerOptions())
+    assert [part.type for part in ask.parts] == ["text", "image_url"]
+    assert ask.names.placed("messages.0.content.1") == "input.0.content.4090"
+    shared, labels = decisions.shared_chat(ask, None), {"A": 1, "B": 2}
+    for question in ask.questions:
+        content = decisions.chat_of(ask, shared, question, labels).messages[0].content
+        assert isinstance(content, list)
+        assert content[0] is ask.parts[0]
+        assert content[1] is ask.parts[1]
+        assert content[2].text == f"\n\n{question.text}"
+
+
+def test_chats_are_made_one_by_one_and_in_a_thread(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    unspied = decisions.chat_of
+
+    def spied(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return unspied(*arguments)
+
+    monkeypatch.setattr(decisions, "chat_of", spied)
+    questions = [{"type": "predicate", "instructions": f"Is it {n}?"} for n in range(8)]
+    for text, made in (("word " * 10_000, 1), ("It rains.", 8)):
+        # So many objects are checked in a thread.
+        parts = [{"type": "text", "text": text}, *[{"type": "text", "text": "x"}] * 300]
+        answer = running.post(DECISIONS, {"input": [{"role": "user", "content": parts}], "questions": questions})
+        assert answer.status_code == (400 if made == 1 else 200), answer.text
+        assert len(threads) == made
+        assert all(name.startswith("beheld-read") for name in threads)
+        threads.clear()
 
 
 def wide(count: int) -> dict[str, None]:
