@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import Running, data_url
+from beheld.server import cohere_chat
+from tests.server.conftest import kept
+from tests.server.running import ENGINE, Running, data_url
+from tests.server.test_forms import OPENED
 
 ROUTES = ("/v2/chat", "/cohere/v2/chat")
 CHAT = "/v1/chat/completions"
@@ -116,6 +119,85 @@ def test_log_probabilities_name_tokens(running: Running) -> None:
         assert [one for entry in entries for one in entry["token_ids"]] == expected["token_ids"]
         told = [one for entry in entries for one in entry["logprobs"]]
         assert told == pytest.approx([one["logprob"] for one in expected["logprobs"]["content"]], abs=1e-4)
+
+
+def told(entries: list[dict[str, Any]]) -> tuple[list[int], int]:
+    """The tokens that have log-probabilities, and how many of these there are."""
+    return [one for entry in entries for one in entry["token_ids"]], sum(len(entry["logprobs"]) for entry in entries)
+
+
+def test_log_probabilities_of_calls_come_with_them(running: Running) -> None:
+    more: dict[str, Any] = {"tools": [TOOL], "tool_choice": "REQUIRED", "max_tokens": 60}
+    plain, found = ask(running, **more), ask(running, logprobs=True, **more)
+    ids, count = told(found["logprobs"])
+    assert len(ids) == count == found["usage"]["tokens"]["output_tokens"]
+    assert [call["function"] for call in found["message"]["tool_calls"]] == [
+        call["function"] for call in plain["message"]["tool_calls"]
+    ]
+    assert found["message"]["content"] == []
+    made = events(running, logprobs=True, **more)
+    assert told([event["logprobs"] for event in made if "logprobs" in event]) == (ids, count)
+    kinds = [event["type"] for event in made]
+    assert kinds.count("tool-call-start") == kinds.count("tool-call-end") == len(found["message"]["tool_calls"])
+    assert not any(kind.startswith("content") for kind in kinds)
+
+
+def entries_of(*tokens: int) -> dict[str, Any]:
+    """What a choice has of tokens."""
+    return {
+        "logprobs": {"content": [{"token": str(one), "logprob": -1.0} for one in tokens]},
+        "token_ids": list(tokens),
+    }
+
+
+def test_log_probabilities_open_no_blocks() -> None:
+    called = [{"index": 0, "id": "c", "function": {"name": "look", "arguments": ""}}]
+    deltas: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, entries_of(1)),
+        ({"reasoning_content": "a"}, entries_of(2, 3)),
+        ({}, entries_of(4)),
+        ({"reasoning_content": "b"}, entries_of(5)),
+        ({"content": "c"}, {"logprobs": None}),
+        ({"tool_calls": called}, entries_of(6)),
+        ({}, entries_of(7)),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}, entries_of(8)),
+    ]
+    blocks = cohere_chat._Events()
+    made = [event for delta, entries in deltas for event in blocks.push({"delta": delta, **entries})]
+    made += blocks.finish()
+    shown = [(event["type"], event["logprobs"]["token_ids"] if "logprobs" in event else []) for event in made]
+    assert shown == [
+        ("content-start", []),
+        ("content-delta", [1, 2, 3]),
+        ("content-delta", [4]),
+        ("content-delta", [5]),
+        ("content-end", []),
+        ("content-start", []),
+        ("content-delta", []),
+        ("content-end", []),
+        ("tool-call-start", [6]),
+        ("tool-call-delta", [7]),
+        ("tool-call-delta", [8]),
+        ("tool-call-end", []),
+    ]
+
+
+def test_log_probabilities_of_an_answer_without_text_have_a_block() -> None:
+    blocks = cohere_chat._Events()
+    assert list(blocks.push({"delta": {}, **entries_of(1)})) == []
+    kinds = [event["type"] for event in blocks.finish()]
+    assert kinds == ["content-start", "content-delta", "content-end"]
+
+
+def test_log_probabilities_of_reasoning_stay_in_its_block() -> None:
+    with kept(Running("qwen2", ENGINE | OPENED, reasoning_parser="think")) as reasoning:
+        made = events(reasoning, logprobs=True)
+        kinds = [event["delta"]["message"]["content"]["type"] for event in made if event["type"] == "content-start"]
+        assert kinds == ["thinking"]
+        ids, count = told([event["logprobs"] for event in made if "logprobs" in event])
+        assert len(ids) == count == made[-1]["delta"]["usage"]["tokens"]["output_tokens"]
+        (block,) = ask(reasoning, logprobs=True)["message"]["content"]
+        assert block["type"] == "thinking"
 
 
 def test_tools_are_called_and_answered(running: Running) -> None:
