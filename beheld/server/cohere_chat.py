@@ -23,6 +23,7 @@ from beheld.server.field_names import FieldNames
 from beheld.server.messages import SWITCH, Asked
 from beheld.server.notes import Notes
 from beheld.server.parts_schema import TextPart
+from beheld.server.read import checked
 from beheld.server.schema import ChatRequest
 from beheld.server.stream import Chunk
 from beheld.server.template_options import DOCUMENTS
@@ -80,7 +81,6 @@ def asked(given: CohereChatRequest, notes: Notes, *, template: str, bounded: boo
         else:
             _put_documents(made["messages"], given.documents)
             notes.tell(DOCUMENTS, "This model's template has no place for them: they stand in the last user's message.")
-    made["chat_template_kwargs"] = {**variables, **(given.chat_template_kwargs or {})} or None
     renamed = {
         "stop": "stop_sequences",
         "top_k": "k",
@@ -89,7 +89,10 @@ def asked(given: CohereChatRequest, notes: Notes, *, template: str, bounded: boo
         "structured_outputs": "response_format" if made["response_format"] is not None else "tools",
         "thinking_token_budget": "thinking.token_budget",
     }
-    return Asked(ChatRequest.model_validate(made), FieldNames("messages", fields=renamed))
+    # Documents and strict tools may make it larger than a request may be; the client's variables were checked.
+    template_kwargs = {**variables, **(given.chat_template_kwargs or {})} or None
+    body = checked(made, ChatRequest).model_copy(update={"chat_template_kwargs": template_kwargs})
+    return Asked(body, FieldNames("messages", fields=renamed))
 
 
 def _messages(given: CohereChatRequest) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from beheld.server import cohere_chat
+from beheld.server.cohere_schema import CohereChatRequest
+from beheld.server.notes import Notes
 from tests.server.conftest import kept
 from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_forms import OPENED
@@ -246,6 +248,40 @@ def test_an_answer_follows_a_schema(running: Running) -> None:
     for name in ("json_schema", "schema"):
         found = ask(running, response_format={"type": "json_object", name: schema}, max_tokens=40)
         assert json.loads(text_of(found))["a"] in (1, 2)
+
+
+def described(values: int, letters: int = 0) -> dict[str, Any]:
+    """A tool with so many values in its parameters, and so many letters in one of them."""
+    parameters = {"type": "object", "enum": [0] * values, "title": "x" * letters}
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [described(1 << 15)]}, "tools"),
+        ({"tools": [described(1, (1 << 20) + 1)]}, "tools"),
+        # With the field that says strict it is too large.
+        ({"tools": [described((1 << 15) - 16)], "strict_tools": True}, "tools"),
+        ({"documents": [{"data": {"a": [0] * (1 << 15)}}]}, "documents.0.data"),
+        ({"documents": ["x"], "messages": [{"role": "user", "content": [IMAGE] * 4096}]}, "messages.0.content"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_its_name(running: Running, more: dict[str, Any], param: str) -> None:
+    answer = running.post(ROUTES[0], {"messages": HELLO} | GREEDY | more)
+    assert (answer.status_code, answer.json()["param"]) == (400, param), answer.text[:300]
+
+
+def test_the_servers_own_variable_needs_no_place(running: Running) -> None:
+    given = {f"v{number}": 0 for number in range(128)}
+    body = CohereChatRequest.model_validate(
+        {"messages": HELLO, "chat_template_kwargs": given, "thinking": {"type": "enabled"}} | GREEDY
+    )
+    made = cohere_chat.asked(body, Notes(), template="enable_thinking", bounded=False).body
+    assert made.chat_template_kwargs == {"enable_thinking": True, **given}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from beheld.server import decisions
-from beheld.server.decisions_schema import DecisionsRequest
+from beheld.server.decisions_schema import DecisionsRequest, SystemOneRequest
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked
 from tests.server.running import Running, data_url
@@ -195,6 +195,40 @@ def test_refusals_name_the_field(running: Running, more: dict[str, Any], param: 
     assert (answer.status_code, error["type"]) in ((400, "BadRequestError"), (404, "NotFoundError"))
     assert error["param"] == param
     assert words in error["message"]
+
+
+IMAGE_PART = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
+
+
+@pytest.mark.parametrize(
+    ("route", "given", "param"),
+    [
+        (SYSTEM, {"state": "x", "images": ["http://localhost/x.png"] * 4096, "questions": {"q": COLOR}}, "images.4095"),
+        (SYSTEM, {"state": [0] * (1 << 15), "questions": {"q": COLOR}}, "state"),
+        (SYSTEM, {"state": {"a": "x" * (1 << 20)}, "questions": {"q": COLOR}}, "state"),
+        (
+            DECISIONS,
+            {
+                "input": [{"role": "user", "content": [IMAGE_PART] * 4096}],
+                "questions": [{"type": "predicate", "instructions": "x"}],
+            },
+            "input.0.content.4095",
+        ),
+    ],
+)
+def test_what_is_too_large_is_refused_by_its_name(
+    running: Running, route: str, given: dict[str, Any], param: str
+) -> None:
+    answer = running.post(route, given)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text[:300]
+
+
+def test_the_servers_own_variable_needs_no_place(running: Running) -> None:
+    given = {f"v{number}": 0 for number in range(128)}
+    asked = {"state": "x", "questions": {"q": COLOR}, "chat_template_kwargs": given}
+    ask = decisions.asked_systemone(checked(asked, SystemOneRequest), ServerOptions())
+    variables = decisions.variables_of(ask, "{{ enable_thinking }}")
+    assert decisions.shared_chat(ask, variables).chat_template_kwargs == {"enable_thinking": False, **given}
 
 
 @pytest.mark.parametrize(
