@@ -542,7 +542,7 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
         orders = await self._ordered(request, ask.body)
         ask = replace(ask, body=without_inputs(ask.body))
-        columns, head = self._counted(ask.body, head)
+        columns, head = self._counted(cohere_chat.counted(ask.body), head)
 
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.

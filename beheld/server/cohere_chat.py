@@ -20,6 +20,7 @@ from beheld.server.cohere_schema import (
 )
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
+from beheld.server.json_pieces import LongList
 from beheld.server.messages import SWITCH, Asked
 from beheld.server.notes import Notes
 from beheld.server.parts_schema import TextPart
@@ -93,6 +94,11 @@ def asked(given: CohereChatRequest, notes: Notes, *, template: str, bounded: boo
     template_kwargs = {**variables, **(given.chat_template_kwargs or {})} or None
     body = checked(made, ChatRequest).model_copy(update={"chat_template_kwargs": template_kwargs})
     return Asked(body, FieldNames("messages", fields=renamed))
+
+
+def counted(body: ChatRequest) -> ChatRequest:
+    """The request as its log-probabilities are counted: an answer keeps those of each token, as if of one candidate."""
+    return body.model_copy(update={"top_logprobs": 1}) if body.logprobs else body
 
 
 def _messages(given: CohereChatRequest) -> list[dict[str, Any]]:
@@ -342,4 +348,4 @@ async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
             body |= event["delta"] | {name: event[name] for name in ("media", "warnings") if name in event}
     if not message["content"] and not message.get("tool_calls"):
         message["content"].append({"type": "text", "text": ""})
-    return body | ({"logprobs": logprobs} if logprobs else {})
+    return body | ({"logprobs": LongList(logprobs.__iter__)} if logprobs else {})

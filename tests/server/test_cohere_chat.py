@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from beheld.server import chat as chat_module
 from beheld.server import cohere_chat
 from beheld.server.cohere_schema import CohereChatRequest
+from beheld.server.json_pieces import LongJson
 from beheld.server.notes import Notes
+from beheld.server.schema import ChatRequest
 from tests.server.conftest import kept
 from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_forms import OPENED
@@ -150,6 +155,30 @@ def entries_of(*tokens: int) -> dict[str, Any]:
         "logprobs": {"content": [{"token": str(one), "logprob": -1.0} for one in tokens]},
         "token_ids": list(tokens),
     }
+
+
+def test_log_probabilities_of_a_whole_answer_are_written_in_pieces() -> None:
+    async def made() -> AsyncGenerator[dict[str, Any], None]:
+        yield {"type": "message-start", "id": "x", "delta": {}}
+        blocks = cohere_chat._Events()
+        for number in range(600):
+            for event in blocks.push({"delta": {"content": "a"}, **entries_of(number)}):
+                yield event
+        for event in blocks.finish():
+            yield event
+
+    written = LongJson(asyncio.run(cohere_chat.fold(made())))
+    pieces = list(written.pieces())
+    assert len(pieces) > 2
+    assert told(json.loads(b"".join(pieces))["logprobs"]) == (list(range(600)), 600)
+
+
+def test_log_probabilities_count() -> None:
+    body = ChatRequest.model_validate({"messages": HELLO, "max_tokens": 1 << 20, "logprobs": True})
+    assert chat_module.columns_bytes(body, 1 << 20) == 0
+    assert chat_module.columns_bytes(cohere_chat.counted(body), 1 << 20) > 500 << 20
+    streamed = body.model_copy(update={"stream": True})
+    assert chat_module.columns_bytes(cohere_chat.counted(streamed), 1 << 20) == 0
 
 
 def test_log_probabilities_open_no_blocks() -> None:
