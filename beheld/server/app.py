@@ -413,7 +413,8 @@ class Service:
         request.state.names = ask.names
         head = self._head(request, "decision", ask.common["model"])
         salt = self._salt(request, ask.common["cache_salt"])
-        questions, variables = ask.questions, decisions.variables_of(ask, template)
+        questions = ask.questions
+        variables = decisions.variables_of(ask, template, self.options.template_variables or {})
         with self.admission.admitted(client=head.client):
             probe = [{"role": "user", "content": "x"}]
             made = self.llm.chat_token_ids(

@@ -350,8 +350,12 @@ def _common(body: SystemOneRequest | DecisionsRequest) -> dict[str, Any]:
     return {"model": body.model, "cache_salt": body.cache_salt}
 
 
-def variables_of(ask: AskedQuestions, template: str | None) -> dict[str, Any] | None:
+def variables_of(ask: AskedQuestions, template: str | None, usual: Mapping[str, Any]) -> dict[str, Any] | None:
     """The variables of the model's template: an answer begins at once, without reasoning.
+
+    Args:
+        template: the model's.
+        usual: the operator's variables, which hold where neither the request nor this says anything.
 
     Raises:
         HttpError: the request wants reasoning.
@@ -360,7 +364,7 @@ def variables_of(ask: AskedQuestions, template: str | None) -> dict[str, Any] | 
     if given.get(_THINKING):
         words = "The first token of an answer is read, so thinking must be off."
         raise HttpError(400, words, f"Leave {_THINKING} out.", param=f"chat_template_kwargs.{_THINKING}")
-    return ({_THINKING: False} if _THINKING in (template or "") else {}) | given or None
+    return {**usual, **({_THINKING: False} if _THINKING in (template or "") else {}), **given} or None
 
 
 def label_ids(tokenizer: Any, prompt: str, questions: Sequence[LabelQuestion]) -> dict[str, int]:
@@ -433,7 +437,11 @@ def chat_of(
 async def reads(
     start: Callable[[int], AsyncGenerator[Chunk, None]], questions: Sequence[LabelQuestion], labels: Mapping[str, int]
 ) -> AsyncGenerator[Chunk, None]:
-    """The result of each question as a chunk, in their order; `start` begins the chat of one."""
+    """The result of each question as a chunk, in their order; `start` begins the chat of one.
+
+    Raises:
+        HttpError: 503 if a question was aborted.
+    """
 
     async def of(number: int) -> Chunk:
         made: Chunk = {}
@@ -444,6 +452,9 @@ async def reads(
                     if choice["logprobs"] is not None:
                         (entry,) = choice["logprobs"]["content"]
                         made["read"] = _read(entry, [labels[label] for label in questions[number].labels])
+        if "read" not in made:
+            # The operator put the engine to sleep, or paused it.
+            raise HttpError(503, "The request was aborted.", "Send it again.", headers={"Retry-After": "1"})
         return made
 
     yield await of(0)

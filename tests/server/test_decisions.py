@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from beheld.server import decisions
 from beheld.server.decisions_schema import DecisionsRequest, SystemOneRequest
+from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked
-from tests.server.running import Running, data_url
+from tests.server.conftest import kept
+from tests.server.running import ENGINE, Running, data_url
 
 SYSTEM, DECISIONS = "/v1/systemone", "/v1/decisions"
 COLOR = {"type": "choice", "instructions": "Which color?", "criteria": {"red": "as blood", "blue": None}}
@@ -197,6 +201,44 @@ def test_refusals_name_the_field(running: Running, more: dict[str, Any], param: 
     assert words in error["message"]
 
 
+def test_the_operators_variables_hold_below_the_requests() -> None:
+    def made(usual: dict[str, Any], given: dict[str, Any]) -> Any:
+        asked = {"state": "x", "questions": {"q": COLOR}, "chat_template_kwargs": given}
+        ask = decisions.asked_systemone(checked(asked, SystemOneRequest), ServerOptions())
+        return decisions.variables_of(ask, "{{ enable_thinking }}", usual)
+
+    usual = {"mood": "calm", "enable_thinking": True}
+    assert made(usual, {}) == {"mood": "calm", "enable_thinking": False}
+    assert made(usual, {"mood": "wild"}) == {"mood": "wild", "enable_thinking": False}
+
+
+def test_the_operators_variables_reach_the_prompt() -> None:
+    template = "{{ mood }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    engine = ENGINE | {"chat_template": template}
+    asked = {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]}
+    with kept(Running("llama", engine, template_variables={"mood": "calm " * 20})) as own:
+        found = own.post(DECISIONS, asked).json()["usage"]["input_tokens"]
+        content = "x\n\nQuestion: y\nA: false\nB: true\nAnswer with the letter of one option only."
+        chat = own.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 1})
+        assert found == chat.json()["usage"]["prompt_tokens"]
+
+
+def test_an_aborted_question_is_to_be_sent_again() -> None:
+    questions = [decisions.LabelQuestion("q", "x", ("A", "B"), lambda read: {})]
+
+    async def start(number: int) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"choices": [{"logprobs": None, "finish_reason": "abort"}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}}
+
+    async def read() -> None:
+        async for _ in decisions.reads(start, questions, {"A": 1, "B": 2}):
+            pass
+
+    with pytest.raises(HttpError, match="aborted") as error:
+        asyncio.run(read())
+    assert (error.value.status, error.value.remedy) == (503, "Send it again.")
+
+
 IMAGE_PART = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
 
 
@@ -227,7 +269,7 @@ def test_the_servers_own_variable_needs_no_place(running: Running) -> None:
     given = {f"v{number}": 0 for number in range(128)}
     asked = {"state": "x", "questions": {"q": COLOR}, "chat_template_kwargs": given}
     ask = decisions.asked_systemone(checked(asked, SystemOneRequest), ServerOptions())
-    variables = decisions.variables_of(ask, "{{ enable_thinking }}")
+    variables = decisions.variables_of(ask, "{{ enable_thinking }}", {})
     assert decisions.shared_chat(ask, variables).chat_template_kwargs == {"enable_thinking": False, **given}
 
 
