@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import threading
+import time
 from collections.abc import AsyncGenerator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -166,6 +169,42 @@ def test_chats_are_made_one_by_one_and_in_a_thread(running: Running, monkeypatch
         assert len(threads) == made
         assert all(name.startswith("beheld-read") for name in threads)
         threads.clear()
+
+
+def test_one_question_at_a_time_fetches(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    data = base64.b64decode(IMAGE.partition(",")[2])
+    at_once: list[int] = []
+    open_now: list[None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            open_now.append(None)
+            at_once.append(len(open_now))
+            time.sleep(0.05)
+            open_now.pop()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/x.png"
+        questions = {f"q{number}": COLOR for number in range(6)}
+        answer = running.post(SYSTEM, {"state": "", "images": [url], "questions": questions})
+        assert answer.status_code == 200, answer.text
+        assert at_once == [1] * 6
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def wide(count: int) -> dict[str, None]:
