@@ -424,9 +424,8 @@ class Service:
         labels = decisions.label_ids(self.llm.tokenizer, begun, questions)
         shared = decisions.shared_chat(ask, variables)
         self._effects.note_priority(shared, request.state.notes)
-        # One chat at a time has a copy of the texts, and fetches and decodes the media.
         held.grow_within(ask.num_text_bytes)
-        preparing = asyncio.Lock()
+        preparing = asyncio.Semaphore(ask.num_at_once)
 
         def ordered(number: int) -> tuple[ChatRequest, ChatOrder]:
             body = decisions.chat_of(ask, shared, questions[number], labels)

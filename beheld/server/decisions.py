@@ -114,6 +114,12 @@ class AskedQuestions:
         """About the bytes of a text in which all texts stand, as a chat has one."""
         return sum(sys.getsizeof(part.text) for part in self.parts if isinstance(part, TextPart))
 
+    @property
+    def num_at_once(self) -> int:
+        """How many chats may be prepared at once: of large texts one has a copy, and of media one fetches them."""
+        is_small = self.num_text_bytes <= limits.INLINE_BYTES and all(isinstance(one, TextPart) for one in self.parts)
+        return len(self.questions) if is_small else 1
+
 
 class _SharedParts:
     """Collects the parts that questions share; texts in a row become one part.

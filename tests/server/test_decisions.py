@@ -207,6 +207,16 @@ def test_one_question_at_a_time_fetches(running: Running, monkeypatch: pytest.Mo
         server.server_close()
 
 
+def test_only_small_texts_are_prepared_at_once() -> None:
+    def at_once(given: Any) -> int:
+        questions = [{"type": "predicate", "instructions": f"Is it {n}?"} for n in range(8)]
+        asked = {"input": given, "questions": questions}
+        return decisions.asked_decisions(checked(asked, DecisionsRequest), ServerOptions()).num_at_once
+
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    assert (at_once("x"), at_once("x" * 40_000), at_once([{"role": "user", "content": [image]}])) == (8, 1, 1)
+
+
 def wide(count: int) -> dict[str, None]:
     return {f"option {number}": None for number in range(count)}
 
