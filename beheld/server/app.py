@@ -413,7 +413,8 @@ class Service:
         request.state.names = ask.names
         head = self._head(request, "decision", ask.common["model"])
         salt = self._salt(request, ask.common["cache_salt"])
-        questions, variables = ask.questions, decisions.variables_of(ask, template)
+        questions = ask.questions
+        variables = decisions.variables_of(ask, template, self.options.template_variables or {})
         with self.admission.admitted(client=head.client):
             probe = [{"role": "user", "content": "x"}]
             made = self.llm.chat_token_ids(
@@ -421,18 +422,27 @@ class Service:
             )
             begun = await self.llm.text_of(await until_gone(made, request.receive), client=head.client)
         labels = decisions.label_ids(self.llm.tokenizer, begun, questions)
-        bodies = [decisions.chat_of(ask, question, labels, variables) for question in questions]
-        self._effects.note_priority(bodies[0], request.state.notes)
+        shared = decisions.shared_chat(ask, variables)
+        self._effects.note_priority(shared, request.state.notes)
+        held.grow_within(ask.num_text_bytes)
+        preparing = asyncio.Semaphore(ask.num_at_once)
+
+        def ordered(number: int) -> tuple[ChatRequest, ChatOrder]:
+            body = decisions.chat_of(ask, shared, questions[number], labels)
+            return body, order_of(self.llm, body, self.options, self._forms)
 
         async def start(number: int) -> AsyncGenerator[Chunk, None]:
-            # The request's body is held until the last question is answered.
-            own = replace(head, id=f"{head.id}-{number}", used=lambda: None)
-            order = await self._reader.work(held, order_of, self.llm, bodies[number], self.options, self._forms)
-            async with contextlib.aclosing(
-                chat.chunks(self.llm, bodies[number], order, own, salt, self._forms)
-            ) as made:
-                async for chunk in made:
-                    yield chunk
+            await preparing.acquire()
+            with contextlib.ExitStack() as turn:
+                turn.callback(preparing.release)
+                # The request's body is held until the last question is answered.
+                own = replace(head, id=f"{head.id}-{number}", used=turn.close)
+                body, order = await self._reader.work(held, ordered, number)
+                chunks = chat.chunks(self.llm, body, order, own, salt, self._forms)
+                del order
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
 
         def results() -> AsyncGenerator[Chunk, None]:
             return warned(decisions.reads(start, questions, labels), notes)
@@ -532,7 +542,7 @@ class Service:
         salt = self._salt(request, ask.body.cache_salt)
         orders = await self._ordered(request, ask.body)
         ask = replace(ask, body=without_inputs(ask.body))
-        columns, head = self._counted(ask.body, head)
+        columns, head = self._counted(cohere_chat.counted(ask.body), head)
 
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.

@@ -20,9 +20,11 @@ from beheld.server.cohere_schema import (
 )
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
+from beheld.server.json_pieces import LongList
 from beheld.server.messages import SWITCH, Asked
 from beheld.server.notes import Notes
 from beheld.server.parts_schema import TextPart
+from beheld.server.read import checked
 from beheld.server.schema import ChatRequest
 from beheld.server.stream import Chunk
 from beheld.server.template_options import DOCUMENTS
@@ -80,7 +82,6 @@ def asked(given: CohereChatRequest, notes: Notes, *, template: str, bounded: boo
         else:
             _put_documents(made["messages"], given.documents)
             notes.tell(DOCUMENTS, "This model's template has no place for them: they stand in the last user's message.")
-    made["chat_template_kwargs"] = {**variables, **(given.chat_template_kwargs or {})} or None
     renamed = {
         "stop": "stop_sequences",
         "top_k": "k",
@@ -89,7 +90,15 @@ def asked(given: CohereChatRequest, notes: Notes, *, template: str, bounded: boo
         "structured_outputs": "response_format" if made["response_format"] is not None else "tools",
         "thinking_token_budget": "thinking.token_budget",
     }
-    return Asked(ChatRequest.model_validate(made), FieldNames("messages", fields=renamed))
+    # Documents and strict tools may make it larger than a request may be; the client's variables were checked.
+    template_kwargs = {**variables, **(given.chat_template_kwargs or {})} or None
+    body = checked(made, ChatRequest).model_copy(update={"chat_template_kwargs": template_kwargs})
+    return Asked(body, FieldNames("messages", fields=renamed))
+
+
+def counted(body: ChatRequest) -> ChatRequest:
+    """The request as its log-probabilities are counted: an answer keeps those of each token, as if of one candidate."""
+    return body.model_copy(update={"top_logprobs": 1}) if body.logprobs else body
 
 
 def _messages(given: CohereChatRequest) -> list[dict[str, Any]]:
@@ -202,7 +211,7 @@ async def events(chunks: AsyncGenerator[Chunk, None], head: ChunkHead, notes: No
                 if choice["finish_reason"] is not None:
                     reason, stop = choice["finish_reason"], choice["stop_reason"]
             usage = chunk.get("usage") or usage
-    for event in blocks.close():
+    for event in blocks.finish():
         yield event
     shown = "STOP_SEQUENCE" if reason == "stop" and isinstance(stop, str) else _REASONS.get(reason or "stop", "ERROR")
     yield {"type": "message-end", "id": head.id, "delta": {"finish_reason": shown, "usage": _usage(usage)}, **more}
@@ -218,55 +227,85 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 class _Events:
     """Turns chat's deltas into the events of content blocks and calls.
 
+    Log-probabilities belong to the first delta of their chunk. Those of tokens without a text come with the block that
+    is open, or else with the next one.
+
     Attributes:
         open: the kind of the open block ("text", "thinking" or "call"), and its index; None if none is open.
         number: content blocks that were begun.
-        calls: calls that were begun.
+        waiting: log-probabilities that have no event yet.
     """
 
     open: tuple[str, int] | None = field(default=None)
     number: int = 0
-    calls: int = 0
+    waiting: dict[str, Any] | None = None
 
     def push(self, choice: dict[str, Any]) -> Iterator[Chunk]:
         """The events of a choice of a chunk."""
-        delta, logprobs = choice["delta"], _logprobs(choice)
+        delta = choice["delta"]
+        self._wait(_logprobs(choice))
         if delta.get("reasoning_content"):
             yield from self._say("thinking", delta["reasoning_content"])
-        if delta.get("content") or logprobs:
-            # A token may have no text of its own.
-            yield from self._say("text", delta.get("content") or "", logprobs)
+        if delta.get("content"):
+            yield from self._say("text", delta["content"])
         for call in delta.get("tool_calls", ()):
             yield from self._call(call)
+        if self.waiting is not None and self.open is not None:
+            kind, index = self.open
+            yield self._grow_call(index, "") if kind == "call" else self._grow(kind, "")
 
-    def close(self) -> Iterator[Chunk]:
-        """The end of the open block."""
+    def finish(self) -> Iterator[Chunk]:
+        """The last events."""
+        if self.waiting is not None:
+            # No block was ever open.
+            yield from self._say("text", "")
+        yield from self._close()
+
+    def _close(self) -> Iterator[Chunk]:
         if self.open is not None:
             kind, index = self.open
             self.open = None
             yield {"type": "tool-call-end" if kind == "call" else "content-end", "index": index}
 
-    def _say(self, kind: str, text: str, logprobs: dict[str, Any] | None = None) -> Iterator[Chunk]:
+    def _wait(self, logprobs: dict[str, Any] | None) -> None:
+        if self.waiting is None or logprobs is None:
+            self.waiting = self.waiting or logprobs
+            return
+        self.waiting = {name: value + logprobs[name] for name, value in self.waiting.items()}
+
+    def _taken(self) -> dict[str, Any]:
+        """The field with the log-probabilities that wait, which then wait no more."""
+        taken, self.waiting = self.waiting, None
+        return {} if taken is None else {"logprobs": taken}
+
+    def _say(self, kind: str, text: str) -> Iterator[Chunk]:
         if self.open is None or self.open[0] != kind:
-            yield from self.close()
+            yield from self._close()
             self.open = kind, self.number
             self.number += 1
             block = {"type": kind, kind: ""}
             yield {"type": "content-start", "index": self.open[1], "delta": {"message": {"content": block}}}
-        made: Chunk = {"type": "content-delta", "index": self.open[1], "delta": {"message": {"content": {kind: text}}}}
-        yield made | ({} if logprobs is None else {"logprobs": logprobs})
+        yield self._grow(kind, text)
+
+    def _grow(self, kind: str, text: str) -> Chunk:
+        assert self.open is not None
+        grown = {"message": {"content": {kind: text}}}
+        return {"type": "content-delta", "index": self.open[1], "delta": grown, **self._taken()}
 
     def _call(self, call: dict[str, Any]) -> Iterator[Chunk]:
         function = call["function"]
         if self.open != ("call", call["index"]):
-            yield from self.close()
+            yield from self._close()
             self.open = "call", call["index"]
-            self.calls += 1
             made = {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": ""}}
-            yield {"type": "tool-call-start", "index": call["index"], "delta": {"message": {"tool_calls": made}}}
+            begun = {"message": {"tool_calls": made}}
+            yield {"type": "tool-call-start", "index": call["index"], "delta": begun, **self._taken()}
         if function["arguments"]:
-            grown = {"tool_calls": {"function": {"arguments": function["arguments"]}}}
-            yield {"type": "tool-call-delta", "index": call["index"], "delta": {"message": grown}}
+            yield self._grow_call(call["index"], function["arguments"])
+
+    def _grow_call(self, index: int, arguments: str) -> Chunk:
+        grown = {"message": {"tool_calls": {"function": {"arguments": arguments}}}}
+        return {"type": "tool-call-delta", "index": index, "delta": grown, **self._taken()}
 
 
 def _logprobs(choice: dict[str, Any]) -> dict[str, Any] | None:
@@ -286,6 +325,8 @@ async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
     logprobs: list[dict[str, Any]] = []
     async for event in events:
         kind, inner = event["type"], event.get("delta", {}).get("message", {})
+        if "logprobs" in event:
+            logprobs.append(event["logprobs"])
         if kind == "message-start":
             body["id"] = event["id"]
         elif kind == "content-start":
@@ -293,7 +334,6 @@ async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
             texts = []
         elif kind == "content-delta":
             texts += inner["content"].values()
-            logprobs += [event["logprobs"]] if "logprobs" in event else []
         elif kind == "content-end":
             block = message["content"][-1]
             block[block["type"]] = "".join(texts)
@@ -308,4 +348,4 @@ async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
             body |= event["delta"] | {name: event[name] for name in ("media", "warnings") if name in event}
     if not message["content"] and not message.get("tool_calls"):
         message["content"].append({"type": "text", "text": ""})
-    return body | ({"logprobs": logprobs} if logprobs else {})
+    return body | ({"logprobs": LongList(logprobs.__iter__)} if logprobs else {})

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field
 
 from beheld.server import limits
-from beheld.server.body_schema import Body, Name, Number, Stop, Whole
+from beheld.server.body_schema import Body, Name, Number, Stop, Whole, wrong
 from beheld.server.parts_schema import ImagePart, TextPart, ThinkingPart
 from beheld.server.schema import WITHOUT_EFFECT, Variables
-from beheld.server.tools_schema import Tool, ToolCall
+from beheld.server.tools_schema import Tool, ToolCall, bounded_tools
+from beheld.utils.bounded_json import exceeds
 
 _Texts = Annotated[list[TextPart], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+
+
+def _bounded_data(given: Any) -> Any:
+    """A document's fields, unless they are too large to be written as JSON in one step; a text needs no writing."""
+    if not isinstance(given, str) and exceeds(given, limits.MAX_REPEATED_LETTERS, limits.MAX_REPEATED_VALUES):
+        words = f"more than {limits.MAX_REPEATED_LETTERS} letters or {limits.MAX_REPEATED_VALUES} values"
+        raise wrong(f"The document's fields have {words}", "Send it as a text, or in several documents.")
+    return given
 
 
 class CohereDocument(Body):
     """A document: its fields, or one text."""
 
-    data: dict[str, Any] | str
+    data: Annotated[dict[str, Any] | str, BeforeValidator(_bounded_data)]
     id: Name | None = None
 
 
@@ -119,7 +128,9 @@ class CohereChatRequest(Body):
     model: Name
     messages: Annotated[list[CohereMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
     stream: bool | None = None
-    tools: Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tools: (
+        Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True), BeforeValidator(bounded_tools)] | None
+    ) = None
     strict_tools: bool | None = None
     tool_choice: Literal["REQUIRED", "NONE"] | None = None
     documents: Annotated[list[str | CohereDocument], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None

@@ -12,10 +12,12 @@ import contextlib
 import json
 import math
 import string
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beheld.server import limits
 from beheld.server.decisions_schema import (
     MAX_CHOICES,
     MAX_LEVELS,
@@ -31,7 +33,8 @@ from beheld.server.decisions_schema import (
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.options import ServerOptions
-from beheld.server.schema import ChatRequest
+from beheld.server.parts_schema import AudioPart, ImagePart, ImageUrl, MediaUrl, TextPart, VideoPart
+from beheld.server.schema import ChatRequest, Message
 from beheld.server.stream import Chunk
 
 _THINKING = "enable_thinking"
@@ -95,16 +98,81 @@ class AskedQuestions:
     """A request, whichever route it came to.
 
     Attributes:
-        parts: what the questions are about, as parts of a message.
+        parts: what the questions are about, as parts of a message, which were checked; the chats share them.
         questions: the questions.
         common: further fields of each question's chat.
         names: the client's names of a chat's fields.
     """
 
-    parts: list[dict[str, Any]]
+    parts: list[Any]
     questions: list[LabelQuestion]
     common: dict[str, Any]
     names: FieldNames
+
+    @property
+    def num_text_bytes(self) -> int:
+        """About the bytes of a text in which all texts stand, as a chat has one."""
+        return sum(sys.getsizeof(part.text) for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def num_at_once(self) -> int:
+        """How many chats may be prepared at once: of large texts one has a copy, and of media one fetches them."""
+        is_small = self.num_text_bytes <= limits.INLINE_BYTES and all(isinstance(one, TextPart) for one in self.parts)
+        return len(self.questions) if is_small else 1
+
+
+class _SharedParts:
+    """Collects the parts that questions share; texts in a row become one part.
+
+    Args:
+        field: the client's field with them.
+
+    Attributes:
+        parts: the parts.
+    """
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+        self.parts: list[Any] = []
+        self._places: list[str] = []
+        self._texts: list[str] = []
+
+    def add(self, part: Any, place: str) -> None:
+        """Add a part that was checked, and its place in the request."""
+        if isinstance(part, TextPart):
+            self.add_text(part.text)
+            return
+        self._end_text()
+        self.parts.append(part)
+        self._places.append(place)
+
+    def add_text(self, text: str) -> None:
+        """Add a text."""
+        self._texts.append(text)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added."""
+        return not (self.parts or self._texts)
+
+    def names(self) -> FieldNames:
+        """The client's names, once all parts are there.
+
+        Raises:
+            HttpError: there are too many parts for one message, whose last one is the question.
+        """
+        self._end_text()
+        if len(self.parts) >= limits.MAX_PARTS:
+            words = f"The questions are about more than {limits.MAX_PARTS - 1} parts."
+            raise HttpError(400, words, "Send fewer.", param=self._places[limits.MAX_PARTS - 1])
+        return FieldNames(self._field, places=((self._field, self._places),))
+
+    def _end_text(self) -> None:
+        text = "".join(self._texts)
+        self._texts.clear()
+        if text:
+            self.parts.append(TextPart(type="text", text=text))
+            self._places.append(self._field)
 
 
 def _lines(instructions: str | None, options: Sequence[tuple[str, str, str | None]], close: str) -> str:
@@ -126,18 +194,18 @@ def asked_systemone(body: SystemOneRequest, options: ServerOptions) -> AskedQues
     """
     _check_count(len(body.questions), options)
     questions = [_systemone(name, question) for name, question in body.questions.items()]
-    parts, places = list[dict[str, Any]](), list[str]()
-    for name, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
-        for number, url in enumerate(getattr(body, name) or ()):
-            parts.append({"type": kind, kind: {"url": url}})
-            places.append(f"{name}.{number}")
+    shared = _SharedParts("state")
+    for number, url in enumerate(body.images or ()):
+        shared.add(ImagePart(type="image_url", image_url=ImageUrl(url=url)), f"images.{number}")
+    for number, url in enumerate(body.audio or ()):
+        shared.add(AudioPart(type="audio_url", audio_url=MediaUrl(url=url)), f"audio.{number}")
+    for number, url in enumerate(body.videos or ()):
+        shared.add(VideoPart(type="video_url", video_url=MediaUrl(url=url)), f"videos.{number}")
     state = body.state if isinstance(body.state, str) else json.dumps(body.state, ensure_ascii=False)
-    text = "\n\n".join(filter(None, (body.instructions, state)))
-    if text:
-        parts.append({"type": "text", "text": text})
-        places.append("state")
+    shared.add_text("\n\n".join(filter(None, (body.instructions, state))))
     common = _common(body) | {"priority": body.priority, "template": body.chat_template_kwargs}
-    return AskedQuestions(parts, questions, common, FieldNames("state", places=(("state", places),)))
+    names = shared.names()
+    return AskedQuestions(shared.parts, questions, common, names)
 
 
 def _systemone(name: str, given: SystemOneQuestion) -> LabelQuestion:
@@ -219,21 +287,19 @@ def asked_decisions(body: DecisionsRequest, options: ServerOptions) -> AskedQues
         HttpError: there are too many questions.
     """
     _check_count(len(body.questions), options)
-    parts, places = list[dict[str, Any]](), list[str]()
+    shared = _SharedParts("input")
     messages = [DecisionMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for number, message in enumerate(messages):
-        if parts:
-            parts.append({"type": "text", "text": "\n\n"})
-            places.append("input")
+        if not shared.empty:
+            shared.add_text("\n\n")
         if isinstance(message.content, str):
-            parts.append({"type": "text", "text": message.content})
-            places.append("input" if isinstance(body.input, str) else f"input.{number}.content")
+            shared.add_text(message.content)
             continue
         for place, part in enumerate(message.content):
-            parts.append(part.model_dump(exclude_none=True))
-            places.append(f"input.{number}.content.{place}")
+            shared.add(part, f"input.{number}.content.{place}")
     questions = [_decision(str(number), question) for number, question in enumerate(body.questions)]
-    return AskedQuestions(parts, questions, _common(body), FieldNames("input", places=(("input", places),)))
+    names = shared.names()
+    return AskedQuestions(shared.parts, questions, _common(body), names)
 
 
 def _decision(number: str, given: AnyQuestion) -> LabelQuestion:
@@ -290,8 +356,12 @@ def _common(body: SystemOneRequest | DecisionsRequest) -> dict[str, Any]:
     return {"model": body.model, "cache_salt": body.cache_salt}
 
 
-def variables_of(ask: AskedQuestions, template: str | None) -> dict[str, Any] | None:
+def variables_of(ask: AskedQuestions, template: str | None, usual: Mapping[str, Any]) -> dict[str, Any] | None:
     """The variables of the model's template: an answer begins at once, without reasoning.
+
+    Args:
+        template: the model's.
+        usual: the operator's variables, which hold where neither the request nor this says anything.
 
     Raises:
         HttpError: the request wants reasoning.
@@ -300,7 +370,7 @@ def variables_of(ask: AskedQuestions, template: str | None) -> dict[str, Any] | 
     if given.get(_THINKING):
         words = "The first token of an answer is read, so thinking must be off."
         raise HttpError(400, words, f"Leave {_THINKING} out.", param=f"chat_template_kwargs.{_THINKING}")
-    return ({_THINKING: False} if _THINKING in (template or "") else {}) | given or None
+    return {**usual, **({_THINKING: False} if _THINKING in (template or "") else {}), **given} or None
 
 
 def label_ids(tokenizer: Any, prompt: str, questions: Sequence[LabelQuestion]) -> dict[str, int]:
@@ -328,21 +398,15 @@ def label_ids(tokenizer: Any, prompt: str, questions: Sequence[LabelQuestion]) -
     return first
 
 
-def chat_of(
-    ask: AskedQuestions, question: LabelQuestion, labels: Mapping[str, int], variables: dict[str, Any] | None
-) -> ChatRequest:
-    """The chat that asks a question.
+def shared_chat(ask: AskedQuestions, variables: dict[str, Any] | None) -> ChatRequest:
+    """What the chats of all questions have in common: everything but the message and the labels.
 
     Args:
-        labels: the token of each label.
         variables: those of the template.
     """
-    content = [*ask.parts, {"type": "text", "text": f"\n\n{question.text}" if ask.parts else question.text}]
-    texts = [part["text"] for part in content if part["type"] in ("text", "input_text")]
     asked = {
         **{name: value for name, value in ask.common.items() if name != "template"},
-        "messages": [{"role": "user", "content": "".join(texts) if len(texts) == len(content) else content}],
-        "chat_template_kwargs": variables,
+        "messages": [{"role": "user", "content": ""}],
         "max_tokens": 1,
         "min_tokens": 0,
         # A token that ends answers is one, too.
@@ -350,16 +414,40 @@ def chat_of(
         "temperature": 0.0,
         "repetition_penalty": 1.0,
         "logprobs": True,
-        "logprob_token_ids": [labels[label] for label in question.labels],
         "return_tokens_as_token_ids": True,
     }
-    return ChatRequest.model_validate(asked)
+    # The request's variables were checked, and the server adds to them.
+    return ChatRequest.model_validate(asked).model_copy(update={"chat_template_kwargs": variables})
+
+
+def chat_of(
+    ask: AskedQuestions, shared: ChatRequest, question: LabelQuestion, labels: Mapping[str, int]
+) -> ChatRequest:
+    """The chat that asks a question.
+
+    Its parts are those of the request, and are not checked again: there may be thousands, for each of many questions.
+
+    Args:
+        shared: what the chats have in common.
+        labels: the token of each label.
+    """
+    text = f"\n\n{question.text}" if ask.parts else question.text
+    content: Any = [*ask.parts, TextPart(type="text", text=text)]
+    if all(isinstance(part, TextPart) for part in content):
+        content = "".join(part.text for part in content)
+    message = Message.model_construct(role="user", content=content)
+    ids = [labels[label] for label in question.labels]
+    return shared.model_copy(update={"messages": [message], "logprob_token_ids": ids})
 
 
 async def reads(
     start: Callable[[int], AsyncGenerator[Chunk, None]], questions: Sequence[LabelQuestion], labels: Mapping[str, int]
 ) -> AsyncGenerator[Chunk, None]:
-    """The result of each question as a chunk, in their order; `start` begins the chat of one."""
+    """The result of each question as a chunk, in their order; `start` begins the chat of one.
+
+    Raises:
+        HttpError: 503 if a question was aborted.
+    """
 
     async def of(number: int) -> Chunk:
         made: Chunk = {}
@@ -370,6 +458,9 @@ async def reads(
                     if choice["logprobs"] is not None:
                         (entry,) = choice["logprobs"]["content"]
                         made["read"] = _read(entry, [labels[label] for label in questions[number].labels])
+        if "read" not in made:
+            # The operator put the engine to sleep, or paused it.
+            raise HttpError(503, "The request was aborted.", "Send it again.", headers={"Retry-After": "1"})
         return made
 
     yield await of(0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from beheld.server import limits
 from beheld.server.body_schema import Body, Name, wrong
 from beheld.server.parts_schema import Parts
 from beheld.server.schema import WITHOUT_EFFECT, Variables
+from beheld.utils.bounded_json import exceeds
 
 MAX_QUESTIONS = 64
 # The labels of a choice are the letters from A to Z, those of a score the digits.
@@ -21,6 +22,14 @@ _NO_JOINT: Mapping[str, tuple[Any, ...]] = {"joint": (False,)}
 _Urls = Annotated[list[str], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 _Salt = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)]
 _Question = Annotated[str, Field(max_length=limits.MAX_REPEATED_LETTERS)]
+
+
+def _bounded_state(given: Any) -> Any:
+    """The state, unless it is too large to be written as JSON in one step; a text needs no writing."""
+    if not isinstance(given, str) and exceeds(given, limits.MAX_REPEATED_LETTERS, limits.MAX_REPEATED_VALUES):
+        words = f"more than {limits.MAX_REPEATED_LETTERS} letters or {limits.MAX_REPEATED_VALUES} values"
+        raise wrong(f"The state has {words}", "Send a smaller one, or one text.")
+    return given
 
 
 class SystemOneQuestion(Body):
@@ -38,7 +47,7 @@ class SystemOneRequest(Body):
     remedies = _JOINT
     without_effect: ClassVar[Mapping[str, str]] = {"request_id": WITHOUT_EFFECT["request_id"]}
 
-    state: Any
+    state: Annotated[Any, BeforeValidator(_bounded_state)]
     questions: Annotated[dict[str, SystemOneQuestion], Field(min_length=1)]
     instructions: str | None = None
     images: _Urls | None = None

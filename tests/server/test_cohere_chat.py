@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from tests.server.running import Running, data_url
+from beheld.server import chat as chat_module
+from beheld.server import cohere_chat
+from beheld.server.cohere_schema import CohereChatRequest
+from beheld.server.json_pieces import LongJson
+from beheld.server.notes import Notes
+from beheld.server.schema import ChatRequest
+from tests.server.conftest import kept
+from tests.server.running import ENGINE, Running, data_url
+from tests.server.test_forms import OPENED
 
 ROUTES = ("/v2/chat", "/cohere/v2/chat")
 CHAT = "/v1/chat/completions"
@@ -118,6 +128,109 @@ def test_log_probabilities_name_tokens(running: Running) -> None:
         assert told == pytest.approx([one["logprob"] for one in expected["logprobs"]["content"]], abs=1e-4)
 
 
+def told(entries: list[dict[str, Any]]) -> tuple[list[int], int]:
+    """The tokens that have log-probabilities, and how many of these there are."""
+    return [one for entry in entries for one in entry["token_ids"]], sum(len(entry["logprobs"]) for entry in entries)
+
+
+def test_log_probabilities_of_calls_come_with_them(running: Running) -> None:
+    more: dict[str, Any] = {"tools": [TOOL], "tool_choice": "REQUIRED", "max_tokens": 60}
+    plain, found = ask(running, **more), ask(running, logprobs=True, **more)
+    ids, count = told(found["logprobs"])
+    assert len(ids) == count == found["usage"]["tokens"]["output_tokens"]
+    assert [call["function"] for call in found["message"]["tool_calls"]] == [
+        call["function"] for call in plain["message"]["tool_calls"]
+    ]
+    assert found["message"]["content"] == []
+    made = events(running, logprobs=True, **more)
+    assert told([event["logprobs"] for event in made if "logprobs" in event]) == (ids, count)
+    kinds = [event["type"] for event in made]
+    assert kinds.count("tool-call-start") == kinds.count("tool-call-end") == len(found["message"]["tool_calls"])
+    assert not any(kind.startswith("content") for kind in kinds)
+
+
+def entries_of(*tokens: int) -> dict[str, Any]:
+    """What a choice has of tokens."""
+    return {
+        "logprobs": {"content": [{"token": str(one), "logprob": -1.0} for one in tokens]},
+        "token_ids": list(tokens),
+    }
+
+
+def test_log_probabilities_of_a_whole_answer_are_written_in_pieces() -> None:
+    async def made() -> AsyncGenerator[dict[str, Any], None]:
+        yield {"type": "message-start", "id": "x", "delta": {}}
+        blocks = cohere_chat._Events()
+        for number in range(600):
+            for event in blocks.push({"delta": {"content": "a"}, **entries_of(number)}):
+                yield event
+        for event in blocks.finish():
+            yield event
+
+    written = LongJson(asyncio.run(cohere_chat.fold(made())))
+    pieces = list(written.pieces())
+    assert len(pieces) > 2
+    assert told(json.loads(b"".join(pieces))["logprobs"]) == (list(range(600)), 600)
+
+
+def test_log_probabilities_count() -> None:
+    body = ChatRequest.model_validate({"messages": HELLO, "max_tokens": 1 << 20, "logprobs": True})
+    assert chat_module.columns_bytes(body, 1 << 20) == 0
+    assert chat_module.columns_bytes(cohere_chat.counted(body), 1 << 20) > 500 << 20
+    streamed = body.model_copy(update={"stream": True})
+    assert chat_module.columns_bytes(cohere_chat.counted(streamed), 1 << 20) == 0
+
+
+def test_log_probabilities_open_no_blocks() -> None:
+    called = [{"index": 0, "id": "c", "function": {"name": "look", "arguments": ""}}]
+    deltas: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, entries_of(1)),
+        ({"reasoning_content": "a"}, entries_of(2, 3)),
+        ({}, entries_of(4)),
+        ({"reasoning_content": "b"}, entries_of(5)),
+        ({"content": "c"}, {"logprobs": None}),
+        ({"tool_calls": called}, entries_of(6)),
+        ({}, entries_of(7)),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}, entries_of(8)),
+    ]
+    blocks = cohere_chat._Events()
+    made = [event for delta, entries in deltas for event in blocks.push({"delta": delta, **entries})]
+    made += blocks.finish()
+    shown = [(event["type"], event["logprobs"]["token_ids"] if "logprobs" in event else []) for event in made]
+    assert shown == [
+        ("content-start", []),
+        ("content-delta", [1, 2, 3]),
+        ("content-delta", [4]),
+        ("content-delta", [5]),
+        ("content-end", []),
+        ("content-start", []),
+        ("content-delta", []),
+        ("content-end", []),
+        ("tool-call-start", [6]),
+        ("tool-call-delta", [7]),
+        ("tool-call-delta", [8]),
+        ("tool-call-end", []),
+    ]
+
+
+def test_log_probabilities_of_an_answer_without_text_have_a_block() -> None:
+    blocks = cohere_chat._Events()
+    assert list(blocks.push({"delta": {}, **entries_of(1)})) == []
+    kinds = [event["type"] for event in blocks.finish()]
+    assert kinds == ["content-start", "content-delta", "content-end"]
+
+
+def test_log_probabilities_of_reasoning_stay_in_its_block() -> None:
+    with kept(Running("qwen2", ENGINE | OPENED, reasoning_parser="think")) as reasoning:
+        made = events(reasoning, logprobs=True)
+        kinds = [event["delta"]["message"]["content"]["type"] for event in made if event["type"] == "content-start"]
+        assert kinds == ["thinking"]
+        ids, count = told([event["logprobs"] for event in made if "logprobs" in event])
+        assert len(ids) == count == made[-1]["delta"]["usage"]["tokens"]["output_tokens"]
+        (block,) = ask(reasoning, logprobs=True)["message"]["content"]
+        assert block["type"] == "thinking"
+
+
 def test_tools_are_called_and_answered(running: Running) -> None:
     more: dict[str, Any] = {"tools": [TOOL], "tool_choice": "REQUIRED", "max_tokens": 200}
     found = ask(running, **more)
@@ -164,6 +277,40 @@ def test_an_answer_follows_a_schema(running: Running) -> None:
     for name in ("json_schema", "schema"):
         found = ask(running, response_format={"type": "json_object", name: schema}, max_tokens=40)
         assert json.loads(text_of(found))["a"] in (1, 2)
+
+
+def described(values: int, letters: int = 0) -> dict[str, Any]:
+    """A tool with so many values in its parameters, and so many letters in one of them."""
+    parameters = {"type": "object", "enum": [0] * values, "title": "x" * letters}
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [described(1 << 15)]}, "tools"),
+        ({"tools": [described(1, (1 << 20) + 1)]}, "tools"),
+        # With the field that says strict it is too large.
+        ({"tools": [described((1 << 15) - 16)], "strict_tools": True}, "tools"),
+        ({"documents": [{"data": {"a": [0] * (1 << 15)}}]}, "documents.0.data"),
+        ({"documents": ["x"], "messages": [{"role": "user", "content": [IMAGE] * 4096}]}, "messages.0.content"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_its_name(running: Running, more: dict[str, Any], param: str) -> None:
+    answer = running.post(ROUTES[0], {"messages": HELLO} | GREEDY | more)
+    assert (answer.status_code, answer.json()["param"]) == (400, param), answer.text[:300]
+
+
+def test_the_servers_own_variable_needs_no_place(running: Running) -> None:
+    given = {f"v{number}": 0 for number in range(128)}
+    body = CohereChatRequest.model_validate(
+        {"messages": HELLO, "chat_template_kwargs": given, "thinking": {"type": "enabled"}} | GREEDY
+    )
+    made = cohere_chat.asked(body, Notes(), template="enable_thinking", bounded=False).body
+    assert made.chat_template_kwargs == {"enable_thinking": True, **given}
 
 
 @pytest.mark.parametrize(
