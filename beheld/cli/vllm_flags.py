@@ -57,9 +57,7 @@ FLAGS: dict[str, VllmOption] = {
     "grpc-port": VllmOption(remedy="Clients speak HTTP; leave it out.", values=1),
     "enable-ssl-refresh": VllmOption(remedy="Restart the server after its certificate has changed."),
     "middleware": VllmOption(remedy=_PROXY, values=1),
-    "cohere-format": VllmOption(
-        remedy="Cohere's clients embed, rank and chat with /v2/chat here.", values=1
-    ),
+    "cohere-format": VllmOption(remedy="Cohere's clients embed, rank and chat with /v2/chat here.", values=1),
     "cohere-is-reasoning-model": VllmOption("--reasoning-parser says it, and reasoning has blocks of its own"),
     "anthropic-disabled-thinking-effort": VllmOption(
         remedy="Leave it out: /v1/messages switches the template's thinking off where a request asks for that.",

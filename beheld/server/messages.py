@@ -32,6 +32,7 @@ from beheld.server.messages_schema import (
 )
 from beheld.server.notes import Notes
 from beheld.server.parts_schema import Paged
+from beheld.server.read import checked
 from beheld.server.schema import ChatRequest
 from beheld.server.stream import Chunk
 
@@ -123,7 +124,8 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool, bou
         places=turns.places,
     )
     shown = given.thinking is None or given.thinking.display != "omitted"
-    return Asked(ChatRequest.model_validate(made), names, shown)
+    # The parts of documents and thinking may make it larger than a request may be.
+    return Asked(checked(made, ChatRequest), names, shown)
 
 
 def _choice(given: CountRequest) -> dict[str, Any]:

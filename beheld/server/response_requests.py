@@ -12,6 +12,7 @@ from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
 from beheld.server.parts_schema import Paged
+from beheld.server.read import checked
 from beheld.server.response_store import size_of
 from beheld.server.responses_schema import (
     ENCRYPTED,
@@ -136,7 +137,7 @@ def asked(
     names = FieldNames("input", fields=fields, places=places)
     # Kept without what is large and not repeated.
     kept = given.model_copy(update={"input": "", **dict.fromkeys(_NOT_KEPT)})
-    body = ChatRequest.model_validate(made)
+    body = checked(made, ChatRequest)
     held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
     for each in body.tools or ():
         each.function.hold_to(held.get(each.function.name))

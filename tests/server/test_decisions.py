@@ -111,7 +111,10 @@ def test_the_form_of_openais_decisions(running: Running) -> None:
     assert found.status_code == 200, found.text
     body = found.json()
     parts = running.post(DECISIONS, {"input": [{"role": "user", "content": text}], "questions": questions}).json()
-    assert parts["answers"] == body["answers"]
+    # The second request finds the first one in the prefix cache, and adds up in another order.
+    for one, other in zip(parts["answers"], body["answers"], strict=True):
+        assert other.get("probability", 0.0) == pytest.approx(one.get("probability", 0.0), abs=1e-4)
+        assert other.get("choice") == one.get("choice")
     wet, color, tone = body["answers"]
     lines = "A: false\nB: true\nAnswer with the letter of one option only."
     no, yes = likely(running, f"It rains.\n\nQuestion: Is it wet?\n{lines}", ("A", "B"))

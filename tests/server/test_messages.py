@@ -350,3 +350,12 @@ def test_results_stand_between_words_and_places_lead_back() -> None:
         assert made.names.placed(param) == place
     assert isinstance(made.body, ChatRequest)
     assert made.body.continue_final_message is None
+
+
+def test_what_is_too_large_as_a_chat_is_refused(running: Running) -> None:
+    """A title is a part of its own; such requests failed with 500."""
+    document = {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
+    asked = {"max_tokens": 1, "messages": [{"role": "user", "content": [document] * 4000}]}
+    answer = running.post("/v1/messages", asked)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
