@@ -548,6 +548,12 @@ def test_no_private_places_in_the_repository() -> None:
             assert not found, f"{line} holds {found.group(0) if found else ''}"
 
 
+def test_no_test_changes_the_clock_of_the_process() -> None:
+    """Servers of other tests go by it; see tests/own_clock.py."""
+    change = re.compile(r"setattr\((\w+\.)?time, |patch(\.object)?\([\"']?time\b")
+    assert [path for path in ROOT.glob("tests/**/*.py") if change.search(path.read_text("utf-8"))] == []
+
+
 def test_nothing_that_runs_write_is_in_the_repository() -> None:
     """What .gitignore names; profiles lie below the folder that a script runs in."""
     tracked = ["git", "ls-files", "-ci", "--exclude-standard"]

@@ -45,6 +45,7 @@ _POOLED = {
     "ScoreRequest": "How well the sides of pairs go together, with a model that pools.",
     "RerankRequest": "Documents in the order of how well they fit a query, with a model that pools.",
 }
+_COHERE = ("/v2/chat", "/cohere/v2/chat")
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
@@ -56,7 +57,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
-    **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), ("Answer a conversation, in Cohere's form.", CohereChatRequest)),
+    **dict.fromkeys(_COHERE, ("Answer a conversation, in Cohere's form.", CohereChatRequest)),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/v1/audio/transcriptions": ("The words of an audio.", TranscriptionRequest),
     "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),
@@ -103,7 +104,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "beheld", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {**definitions.get("$defs", {}), **RESPONSES, "Error": _ERROR},
+            "schemas": {**definitions.get("$defs", {}), **RESPONSES, "Error": _ERROR, "CohereError": _COHERE_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -129,6 +130,19 @@ _ERROR = {
 }
 
 
+_COHERE_ERROR = {
+    "type": "object",
+    "required": ["message", "id"],
+    "properties": {
+        "message": {"type": "string"},
+        "id": {"type": ["string", "null"]},
+        "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]},
+        "remedy": {"type": ["string", "null"]},
+    },
+}
+
+
 # One event of a stream.
 _EVENT = {
     "type": "object",
@@ -138,7 +152,8 @@ _EVENT = {
 
 
 def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = "CohereError" if path in _COHERE else "Error"
+    refusal = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(path)}}
     responses |= {status: {"description": "Refused.", "content": refusal} for status in _REFUSALS}
     made: dict[str, Any] = {"summary": words, "responses": responses}

@@ -75,8 +75,9 @@ def test_answers_read_at_their_end_are_those_that_are_streamed() -> None:
 
     async def ask() -> None:
         async with AsyncLLM(str(tiny.checkpoint("llama")), engine="thread", **OPTIONS) as llm:
-            push = llm._push
-            llm._push = lambda event, *more: (events.append(event), push(event, *more))[1]  # type: ignore[method-assign, func-returns-value]
+            live = llm._live
+            push = live.push
+            live.push = lambda event, *more: (events.append(event), push(event, *more))[1]  # type: ignore[method-assign, func-returns-value]
             for options in (
                 {},
                 {"n": 2, "temperature": 1.0, "seed": 3},

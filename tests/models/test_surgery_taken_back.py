@@ -62,7 +62,7 @@ def test_all_is_as_it_was(family: str, dtype: str) -> None:
     assert len(names) >= 2
     # Rounding is not touched by any of it; what the adapter routes is transformers' own setting.
     assert state(model) != before
-    assert list(surgery.done) == sorted(surgery.done, key=lambda each: each[0].stage)
+    assert list(surgery.done) == sorted(surgery.done, key=lambda each: each[0].phase)
     surgery.take_back()
     after = state(model)
     assert after.keys() == before.keys()

@@ -8,7 +8,6 @@ import os
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +20,13 @@ from beheld.cli import fronts
 from beheld.cli.fronts import Fronts
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
+from beheld.server import front_table
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
 from beheld.server.front_table import Column, FrontState, FrontTable, FrontWatch, make_table
 from beheld.server.neighbours import Forwarding, Neighbours
 from beheld.server.options import ServerOptions
+from tests.own_clock import set_clock
 
 
 def tables_of(folder: Path, count: int) -> list[FrontTable]:
@@ -95,7 +96,7 @@ def test_what_a_dead_front_had_is_free(tmp_path: Path) -> None:
 @pytest.mark.case(133)
 def test_a_front_without_beats_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    set_clock(monkeypatch, lambda: now, front_table, fronts)
     one, two = tables_of(tmp_path, 2)
     watch = FrontWatch(one)
 
@@ -161,7 +162,7 @@ def test_a_front_that_starts_has_longer_than_one_that_hangs(
 ) -> None:
     now = 100.0
     one, two = tables_of(tmp_path, 2)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    set_clock(monkeypatch, lambda: now, front_table, fronts)
     killed: list[float] = []
 
     class Ending(threading.Event):

@@ -59,13 +59,13 @@ def test_what_parsing_makes_of_a_body_counts_until_it_is_prepared(
 ) -> None:
     """24,000 parts of 27 bytes take 18 MB, and counted as 650 KB: hundreds of such bodies waited at once."""
     counted: list[int] = []
-    real = Service._planned
+    real = Service._ordered
 
     async def planned(self: Any, request: Any, body: Any) -> Any:
         counted.append(running.admission.held_bytes)
         return await real(self, request, body)
 
-    monkeypatch.setattr(Service, "_planned", planned)
+    monkeypatch.setattr(Service, "_ordered", planned)
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 500}] * 12
     running.post(CHAT, {"messages": parts, "max_tokens": 1})
     assert counted[0] > 6000 * limits.CONTAINER_BYTES - limits.FREE_BYTES

@@ -29,6 +29,7 @@ from beheld.utils.gc_tuning import (
     set_aside,
     uncollected,
 )
+from tests.own_clock import set_clock
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +223,7 @@ def test_a_collection_begins_seldom_while_items_are_taken(
     collections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = 0.0
-    monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: seconds)
+    set_clock(monkeypatch, lambda: seconds, gc_tuning)
     kept: list[list[int]] = []
     found: list[int] = []
     for number in seldom_collected(iter(range(40))):
@@ -277,7 +278,7 @@ def test_collections_begin_before_an_item_that_takes_long(
     collections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = 0.0
-    monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: seconds)
+    set_clock(monkeypatch, lambda: seconds, gc_tuning)
 
     def items() -> Iterator[int]:
         nonlocal seconds
