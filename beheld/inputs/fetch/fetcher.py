@@ -74,13 +74,18 @@ class Fetcher:
         with nullcontext(reserve) if reserve is not None else self.request() as reserve:
             shares = Shares(reserve, self._parsing, lambda: self._names.take(client))
 
-            async def one(ref: MediaRef) -> MediaRef:
+            async def one(ref: MediaRef) -> MediaRef | MediaError:
                 if not is_remote(ref.source):
                     return ref
                 _, timeout = times_s(ref.modality)
-                async with self._turn(ref.source, client, timeout):
-                    await self._beginning.turn(client)
-                    return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, shares))
+                try:
+                    async with self._turn(ref.source, client, timeout):
+                        await self._beginning.turn(client)
+                        return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, shares))
+                except MediaError as error:
+                    # Of an error that a task raises, it keeps the frames.
+                    _forget_frames(error)
+                    return error
 
             found = await asyncio.gather(*map(one, media), return_exceptions=True)
             yield tuple(_or_raise(media, index, one) for index, one in enumerate(found))
@@ -100,6 +105,19 @@ class Fetcher:
         finally:
             if host.idle:
                 self._hosts.pop(name, None)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of where an error arose: its frames hold the task that holds the error, and connections, and a collection of
+    thousands such circles would hold up the loop."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        seen.add(id(each))
+        each.__traceback__ = None
+        waiting += [
+            other for other in (each.__cause__, each.__context__) if other is not None and id(other) not in seen
+        ]
 
 
 def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseException) -> MediaRef:
