@@ -230,7 +230,8 @@ def test_the_cache_and_its_sleep_are_told() -> None:
 
 def test_adapters_of_all_engines_are_told() -> None:
     config = SimpleNamespace(max_loras=2, block_size=16, kv_dtype="float32", prefix_caching=True, memory_fraction=0.9)
-    llm: Any = SimpleNamespace(token_gaps=Tally((1.0,)), config=config, sleep_level=0)
+    config.max_model_len, info = 64, SimpleNamespace(paged_groups=())
+    llm: Any = SimpleNamespace(token_gaps=Tally((1.0,)), config=config, info=info, sleep_level=0)
     parts = [replace(COUNTS, running_loras=frozenset("ab")), replace(COUNTS, waiting_loras=frozenset("c"))]
     stats = [EngineStats(part, 1, 0) for part in parts]
     each = tuple(EngineReport(n, EngineState.SERVING, 0, 0, 0, part) for n, part in enumerate(stats))

@@ -108,8 +108,10 @@ class Fetcher:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of where an error arose: its frames hold the task that holds the error, and connections, and a collection of
-    thousands such circles would hold up the loop."""
+    """Let go of where an error arose: its frames hold connections and the task that holds the error.
+
+    A collection of thousands of such circles would hold up the loop.
+    """
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
