@@ -14,7 +14,9 @@ from beheld.server.schema import WITHOUT_EFFECT, Variables
 from beheld.server.tools_schema import Tool, ToolCall, bounded_tools
 from beheld.utils.bounded_json import exceeds
 
-_Texts = Annotated[list[TextPart], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+_PARTS = Field(max_length=limits.MAX_PARTS, fail_fast=True)
+_BY_TYPE = Field(discriminator="type")
+_Texts = Annotated[list[TextPart], _PARTS]
 
 
 def _bounded_data(given: Any) -> Any:
@@ -43,13 +45,7 @@ class CohereUser(Body):
     """What the user says."""
 
     role: Literal["user"]
-    content: (
-        str
-        | Annotated[
-            list[Annotated[TextPart | ImagePart, Field(discriminator="type")]],
-            Field(max_length=limits.MAX_PARTS, fail_fast=True),
-        ]
-    )
+    content: str | Annotated[list[Annotated[TextPart | ImagePart, _BY_TYPE]], _PARTS]
 
 
 class CohereSystem(Body):
@@ -65,14 +61,7 @@ class CohereAssistant(Body):
     without_effect: ClassVar[Mapping[str, str]] = {"citations": "Templates have no place for them."}
 
     role: Literal["assistant"]
-    content: (
-        str
-        | Annotated[
-            list[Annotated[TextPart | ThinkingPart, Field(discriminator="type")]],
-            Field(max_length=limits.MAX_PARTS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    content: str | Annotated[list[Annotated[TextPart | ThinkingPart, _BY_TYPE]], _PARTS] | None = None
     tool_plan: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
 
@@ -85,8 +74,8 @@ class CohereTool(Body):
     content: (
         str
         | Annotated[
-            list[Annotated[TextPart | CohereDocumentPart, Field(discriminator="type")]],
-            Field(max_length=limits.MAX_PARTS, fail_fast=True),
+            list[Annotated[TextPart | CohereDocumentPart, _BY_TYPE]],
+            _PARTS,
         ]
     )
 
@@ -133,7 +122,7 @@ class CohereChatRequest(Body):
     ) = None
     strict_tools: bool | None = None
     tool_choice: Literal["REQUIRED", "NONE"] | None = None
-    documents: Annotated[list[str | CohereDocument], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None
+    documents: Annotated[list[str | CohereDocument], _PARTS] | None = None
     response_format: CohereFormat | None = None
     max_tokens: Whole | None = None
     stop_sequences: Stop | None = None

@@ -753,7 +753,7 @@ def test_many_rows_are_sent_in_few_bytes() -> None:
 
 
 def test_the_meeting_point_of_hosts_listens_on_the_loopback_interface_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.distributed's store has no token: whoever reaches it reads and writes. What leads there has one."""
+    """torch.distributed's store checks no token, so it listens on loopback only, and the tunnel to it asks for one."""
     led: list[tuple[str, bytes, int]] = []
     listening: list[tuple[str, int]] = []
     create_server = socket.create_server
