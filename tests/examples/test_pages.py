@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from beheld.cli.main import build_parser, main
 from beheld.server.metrics import Metrics
@@ -117,11 +119,29 @@ def test_parts_of_files_are_shown_as_such() -> None:
                 assert re.fullmatch(r'--8<-- "[\w./-]+(:\w+)?"', line), f"{page.name}: {line}"
 
 
+class _Tags(yaml.SafeLoader):
+    """Reads what is tagged with a function of Python as nothing."""
+
+
+_Tags.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def _leaves(nav: Any) -> set[str]:
+    """The pages of a part of the site's navigation."""
+    if isinstance(nav, str):
+        return {nav}
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return set().union(*map(_leaves, parts))
+
+
 def test_there_are_pages_enough_and_all_are_listed() -> None:
     pages = [page for page in (DOCS / "how-to").glob("*.md") if page.name != "index.md"]
     assert len(pages) >= 20
     listed = (DOCS / "how-to" / "index.md").read_text(encoding="utf-8")
-    site = (follow.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    site = _leaves(yaml.load((follow.ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Tags)["nav"])
+    assert {name for name in site if not (DOCS / name).exists()} == set(), (
+        "what is no page, two in one line for example"
+    )
     for page in pages:
         assert f"({page.name})" in listed, f"docs/how-to/index.md does not list {page.name}"
         assert f"how-to/{page.name}" in site, f"mkdocs.yml does not list {page.name}"
