@@ -39,9 +39,10 @@ from beheld.attention.triton_shared import (
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
 # first line in the workspace. Eight numbers fill one memory sector.
 _FIELDS = 8
-# A shorter part costs more to join than it saves in reading; with few sequences the device has idle programs to spare.
+# Positions, of which parts are multiples. A shorter part than the second costs more to join than it saves in reading;
+# with few sequences the device has idle programs to spare.
+_TILE = 64
 _MIN_CHUNK = 128
-_MIN_CHUNK_OF_FEW = 64
 _FEW = 4
 # One program joins all parts of a row, which takes longer the more there are.
 _MAX_PARTS = 32
@@ -129,7 +130,15 @@ def _plan(
         first_B = tl.load(shared_ptr + row_B, mask=inside_B, other=0)
     seen_B = tl.maximum(stop_B - first_B, 0)
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
-    chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, min_chunk)
+    least = tl.maximum(tl.cdiv(share, TILE), min_chunk // TILE)
+    # Parts of the mean length are more than programs, since the last one of a row is shorter, and those that are too
+    # many begin when all others end. So the first of sixteen lengths is taken that makes as many as programs or a few
+    # less; where none does, because rows are few or many, the mean.
+    chunk_S = (least + tl.arange(0, 16) * tl.cdiv(least, 16)) * TILE
+    parts_S = tl.sum(tl.maximum(tl.cdiv(seen_B[None, :], chunk_S[:, None]), 1), 1) - (ROWS - num_rows)
+    fits_S = (parts_S <= target_items) & (4 * parts_S >= 3 * target_items)
+    chunk = tl.min(tl.where(fits_S, chunk_S, chunk_S + (1 << 29)), 0)
+    chunk = tl.where(tl.max(fits_S.to(tl.int32), 0) > 0, chunk, least * TILE)
     # Parts of one row are equally long, in whole tiles.
     parts_B = tl.minimum(tl.maximum(tl.cdiv(seen_B, chunk), 1), MAX_PARTS)
     chunk_B = tl.cdiv(tl.cdiv(seen_B, parts_B), TILE) * TILE
@@ -387,7 +396,6 @@ def plan_decode(
     num_programs: int,
     shared_B: Tensor | None = None,
     joined_apart: int = 0,
-    tile: int = _MIN_CHUNK_OF_FEW,
 ) -> DecodePlan:
     """Cut the first `num_rows` sequences' cached positions into items for about `num_programs` programs.
 
@@ -395,7 +403,6 @@ def plan_decode(
 
     Args:
         joined_apart: the most parts of a row if a kernel of its own joins them; 0 if the last part does.
-        tile: parts are multiples of so many positions, and with few sequences as short as that.
     """
     device = lengths_B.device
     target = max(1, num_programs // kv_heads)
@@ -421,14 +428,14 @@ def plan_decode(
         target,
         group.window or _NO_WINDOW,
         group.chunk or _NO_WINDOW,
-        tile if num_rows <= _FEW else _MIN_CHUNK,
+        _TILE if num_rows <= _FEW else _MIN_CHUNK,
         1 if shared is None else shared.max_parts,
         MIN_PART,
         _padded(num_rows),
         _padded(num_items),
         _padded(num_counters),
         joined_apart or _MAX_PARTS,
-        tile,
+        _TILE,
         num_warps=4,
         enable_fp_fusion=True,
     )

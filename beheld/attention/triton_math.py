@@ -97,6 +97,17 @@ def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: 
 
 
 @triton.jit
+def blocks_of(table_ptr, position, stop, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the blocks (N) of positions from `position` to `stop` in a row's block table, the null block after it.
+
+    Loops load them a tile ahead: loads through numbers of the same tile would wait for these, and Triton would then
+    hold one tile of keys whatever the number of stages.
+    """
+    position_N = position + tl.arange(0, TILE)
+    return tl.load(table_ptr + position_N // BLOCK_SIZE, mask=position_N < stop, other=0).to(tl.int64)
+
+
+@triton.jit
 def products(q_RC, k_NC):
     """Return queries times keys, (R, N) in float32; products are exact for float32 inputs."""
     return tl.dot(q_RC, tl.trans(k_NC), input_precision="ieee")

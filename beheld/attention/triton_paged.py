@@ -234,10 +234,9 @@ class TritonBackend:
         plan, rows = group.extra.get("latents"), metadata.num_decodes
         tiles = triton_latent.tiles_of(heads, rows)
         if plan is None:
-            programs = triton_latent.PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
-            given = group, metadata.lengths_B, rows, tiles, programs
-            tile = triton_latent.FEW_POSITIONS if rows == 1 else 2 * triton_latent.FEW_POSITIONS
-            plan = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS, tile=tile)
+            multiprocessors = self._facts_of(metadata.lengths_B.device).multiprocessors
+            given = group, metadata.lengths_B, rows, tiles, triton_latent.programs_of(rows, multiprocessors)
+            plan = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
             group.extra["latents"] = plan
         assert isinstance(plan, DecodePlan)
         assert plan.arrived_BK.shape[1] == tiles, "layers of one group have the same heads"

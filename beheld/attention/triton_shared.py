@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerKV, Sharing
-from beheld.attention.triton_math import accumulate, asked, capped, join, products, unit, widened
+from beheld.attention.triton_math import accumulate, asked, blocks_of, capped, join, products, unit, widened
 
 NEIGHBOURS = 8
 """Sequences whose queries one program takes."""
@@ -111,10 +111,11 @@ def _decode_shared(
     m_R = tl.full([ROWS], float("-inf"), tl.float32)
     l_R = tl.zeros([ROWS], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
+    block_N = blocks_of(table_ptr, first, stop, BLOCK_SIZE, TILE)
     for position in range(first, stop, TILE):
+        next_N = blocks_of(table_ptr, position + TILE, stop, BLOCK_SIZE, TILE)
         position_N = position + tl.arange(0, TILE)
         live_N = position_N < stop
-        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
         line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
         k_NC = tl.load(
             keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
@@ -128,6 +129,7 @@ def _decode_shared(
         s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
         s_RN = tl.where(live_N[None, :], s_RN, float("-inf"))
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
+        block_N = next_N
     first_line_R = tl.load(lines_ptr + row_R * 2, mask=member_R, other=0)
     line_R = ((first_line_R + part) * KV_HEADS + head) * GROUP + r_R % GROUP
     tl.store(
@@ -242,4 +244,4 @@ def shape_of(rows: int, width: int, element_bytes: int) -> tuple[int, int, int]:
     that share 2,048 positions, with 7B's heads on an H100.
     """
     warps = 8 if rows > 64 or width > 128 else 4
-    return (16, warps, 2) if element_bytes == 4 else (32, warps, 3)
+    return (16, warps, 2) if element_bytes == 4 else (32, warps, 3 if width <= 128 else 2)

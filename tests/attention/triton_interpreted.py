@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from beheld.attention import float8_kv
-from beheld.attention.backend import AttnMetadata
+from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.flash import FlashBackend
 from beheld.attention.torch_ref import TorchBackend
+from beheld.attention.triton_decode import plan_decode
 from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
 from beheld.attention.triton_tower import attend_windows
@@ -312,6 +313,34 @@ def test_flash_attention_gets_whole_long_prompts(
     if taken:
         # The interpreter computes products of bfloat16 wrongly: kernels are compared in float32, above.
         torch.testing.assert_close(out.double(), expected(case, 0.3, None), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "programs", "parts"),
+    [
+        # Parts of the mean length, 1,344 positions, would be 256, of which 58 begin when the others end.
+        ([4096] * 64, 198, 192),
+        # 112 of 1,984 positions.
+        ([12000] * 16, 99, 96),
+        # So many rows that one part of each is too few, and two are too many.
+        ([4096] * 128, 198, 256),
+        # So few that the shortest parts are fewer than programs.
+        ([1024] * 8, 99, 64),
+        ([1, 1, 1, 4096, 300, 1, 1, 1], 24, 24),
+    ],
+    ids=["most", "long", "many", "few", "mixed"],
+)
+def test_parts_are_as_many_as_programs(lengths: list[int], programs: int, parts: int) -> None:
+    lengths_B = torch.tensor(lengths, dtype=torch.int32)
+    group = GroupMetadata(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int32), None)
+    items_W8 = plan_decode(group, lengths_B, len(lengths), 2, 2 * programs).items_W8
+    items_W8 = items_W8[items_W8[:, 4] > 0]
+    assert len(items_W8) == parts
+    for row, length in enumerate(lengths):
+        own = items_W8[items_W8[:, 0] == row]
+        assert own[0, 1] == 0
+        assert torch.equal(own[1:, 1], own[:-1, 2]), "each part begins where the one before it stops"
+        assert own[-1, 2] == length - 1
 
 
 @pytest.mark.parametrize("decodes", [0, 3])
