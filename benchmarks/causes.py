@@ -1,15 +1,15 @@
 """The ladder of causes on one GPU: what each workload's seconds go to, from a profile of the device.
 
-    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,rows,new,again,four]
-        [--kernels 5] [--option NAME=JSON]
+    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,rows,new,again,four,
+        eight,mixed,video,answers,shared,long] [--kernels 5] [--option NAME=JSON]
 
-Prints one JSON line per workload, in milliseconds. The workloads are those of benchmarks.gpu, and `rows`: 256 requests
-that mostly decode. `wall` is the time of a run without a profiler. A run with a profiler gives the time in which the
-device computed for the encoder, for steps that prefill (with the tokens that decode in them), for steps that only
-decode (with a greedy choice within their graph), for choosing tokens, and for copies and all else. `host` is the rest
-of `wall`: the device had nothing to do. Where two kernels run at once, the one that began first is counted. The
-profiler makes the host slower but not the device. `largest` names the kernels that took most, with their share of
-`wall`.
+Prints one JSON line per workload, in milliseconds. The workloads are those of benchmarks.gpu (`eight` is its `rows`),
+and `rows`: 256 requests that mostly decode. `wall` is the time of a run without a profiler. A run with a profiler gives
+the time in which the device computed for the encoder, for steps that prefill (with the tokens that decode in them), for
+steps that only decode (with a greedy choice within their graph), for choosing tokens, and for copies and all else.
+`host` is the rest of `wall`: the device had nothing to do. Where two kernels run at once, the one that began first is
+counted. The profiler makes the host slower but not the device. `largest` names the kernels that took most, with their
+share of `wall`.
 """
 
 from __future__ import annotations
@@ -137,6 +137,18 @@ class Profiled:
                 return lambda seed: bench.text_prompts(256, 512, seed), 256, 1
             case "rows":
                 return lambda seed: bench.text_prompts(256, 16, seed), 64, 1
+            case "eight":
+                return lambda seed: bench.text_prompts(8, 512, seed), 220, 1
+            case "mixed":
+                return bench.mixed_prompts, 96, 1
+            case "video":
+                return bench.video_prompts, 64, 1
+            case "answers":
+                return lambda seed: bench.image_prompts(64, seed), 96, 1
+            case "shared":
+                return bench.shared_prompts, 128, 1
+            case "long":
+                return lambda seed: bench.text_prompts(16, 12_000, seed), 128, 1
             case "new":
                 return lambda seed: bench.image_prompts(256, seed), 128, 1
             case "again":
@@ -152,7 +164,7 @@ class Profiled:
 
         made, new, rounds = self.workload(name)
         new = new if self._most is None else min(new, self._most)
-        options: dict[str, Any] = SAMPLED if name == "sampled" else {}
+        options = DRAWN.get(name, {})
         first = 1000 * WORKLOADS.index(name)
         walls = [self._bench.run(made(first + seed), new, **options) for seed in range(rounds + 1)][1:]
         wall = 1e3 * statistics.median(walls)
@@ -174,7 +186,11 @@ class Profiled:
         return {"wall": round(wall, 1), "host": round(wall - by_stage.total(), 1), **figures, "largest": largest}
 
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "rows", "new", "again", "four")
+WORKLOADS = (
+    *("decode", "first_token", "prefill", "text", "sampled", "rows", "new", "again", "four"),
+    *("eight", "mixed", "video", "answers", "shared", "long"),
+)
+DRAWN: dict[str, dict[str, Any]] = {"sampled": SAMPLED, "answers": {**SAMPLED, "n": 4}}
 
 
 def main() -> None:

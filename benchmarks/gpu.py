@@ -3,9 +3,9 @@
     python -m benchmarks.gpu --size 3B [--engine beheld] [--causes decode,rows,new] [--transformers]
         [--only decode,rows,first_token,prefill,text,sampled,images,four,mixed,video,answers,shared,long]
 
-Prints one JSON line per workload; one that fails prints its error, and the next runs. All runs but `sampled` are
-greedy, all `ignore_eos`, bfloat16; pictures are 448x448 noise, each new, but for `mixed`. `long` and `shared` need
-`--option max_model_len=16384` where a card's default is less.
+Prints one JSON line per workload; one that fails prints its error, and the next runs. All runs but `sampled` and
+`answers` are greedy, all `ignore_eos`, bfloat16; pictures are 448x448 noise, each new, but for `mixed`. `long` and
+`shared` need `--option max_model_len=16384` where a card's default is less.
 With `--engine vllm`, vLLM runs the same workloads with the same options: --option goes to either engine.
 With --transformers, its batched `generate` runs the same in a process of its own first. With --causes, the same engine
 then runs these workloads of benchmarks.causes, of at most --causes-tokens tokens each, under a profiler.
@@ -94,6 +94,22 @@ class Bench:
         rng = np.random.default_rng(seed)
         return [{"prompt_token_ids": rng.integers(20, 400, length).tolist()} for _ in range(count)]
 
+    def shared_prompts(self, seed: int) -> list[Any]:
+        """256 prompts of 64 tokens behind 2,048 that all share."""
+        (common,) = self.text_prompts(1, 2048, seed)
+        own = self.text_prompts(256, 64, seed + 1)
+        return [{"prompt_token_ids": common["prompt_token_ids"] + each["prompt_token_ids"]} for each in own]
+
+    def mixed_prompts(self, seed: int) -> list[Any]:
+        """128 prompts with a picture of one of eight sizes each."""
+        text = prompt(self.size, 1)
+        return [{"prompt": text, "multi_modal_data": {"image": [each]}} for each in pictures(128, seed, MIXED)]
+
+    def video_prompts(self, seed: int) -> list[Any]:
+        """32 prompts with a video each."""
+        text = video_prompt(self.size)
+        return [{"prompt": text, "multi_modal_data": {"video": [each]}} for each in videos(32, seed)]
+
     def image_prompts(self, count: int, seed: int, each: int = 1) -> list[Any]:
         """Prompts with `each` new pictures."""
         made = pictures(count * each, seed)
@@ -120,9 +136,9 @@ class Bench:
         return {"output_tokens_per_s": 256 * 256 / self.run(self.text_prompts(256, 512, 3), 256)}
 
     def sampled(self) -> dict[str, float]:
-        """As `text`, each token drawn at random."""
-        self.run(self.text_prompts(256, 64, 12), 4, **SAMPLED)
-        return {"output_tokens_per_s": 256 * 256 / self.run(self.text_prompts(256, 512, 13), 256, **SAMPLED)}
+        """As `text`, each token drawn at random: at once, and again."""
+        first, second = (self.run(self.text_prompts(256, 512, seed), 256, **SAMPLED) for seed in (12, 13))
+        return {"output_tokens_per_s_first": 256 * 256 / first, "output_tokens_per_s": 256 * 256 / second}
 
     def prefill(self) -> dict[str, float]:
         """64 prompts of 1024 tokens, one token out: prompt tokens per second, median of three."""
@@ -144,34 +160,22 @@ class Bench:
 
     def mixed(self) -> dict[str, float]:
         """128 requests with a picture of one of eight sizes, 96 out: requests per second, at once and warmed up."""
-        rates = []
-        for seed in (23, 24):
-            made = pictures(128, seed, MIXED)
-            prompts = [{"prompt": prompt(self.size, 1), "multi_modal_data": {"image": [each]}} for each in made]
-            rates.append(128 / self.run(prompts, 96))
+        rates = [128 / self.run(self.mixed_prompts(seed), 96) for seed in (23, 24)]
         return {"requests_per_s_first": rates[0], "requests_per_s": rates[1]}
 
     def video(self) -> dict[str, float]:
         """32 requests with a video of 16 frames each, 64 out: videos per second, at once and warmed up."""
-        text, rates = video_prompt(self.size), []
-        for seed in (25, 26):
-            prompts = [{"prompt": text, "multi_modal_data": {"video": [each]}} for each in videos(32, seed)]
-            rates.append(32 / self.run(prompts, 64))
+        rates = [32 / self.run(self.video_prompts(seed), 64) for seed in (25, 26)]
         return {"videos_per_s_first": rates[0], "videos_per_s": rates[1]}
 
     def answers(self) -> dict[str, float]:
-        """64 new pictures, four answers of 96 tokens to each: output tokens per second, at once and warmed up."""
-        first, second = (self.run(self.image_prompts(64, seed), 96, n=4) for seed in (14, 15))
+        """64 new pictures, four drawn answers of 96 tokens to each: output tokens per second, at once and again."""
+        first, second = (self.run(self.image_prompts(64, seed), 96, n=4, **SAMPLED) for seed in (14, 15))
         return {"output_tokens_per_s_first": 256 * 96 / first, "output_tokens_per_s": 256 * 96 / second}
 
     def shared(self) -> dict[str, float]:
         """256 requests that share 2,048 tokens and have 64 of their own, 128 out: requests per second."""
-        rates = []
-        for seed in (16, 18):
-            (common,) = self.text_prompts(1, 2048, seed)
-            own = self.text_prompts(256, 64, seed + 1)
-            prompts = [{"prompt_token_ids": common["prompt_token_ids"] + each["prompt_token_ids"]} for each in own]
-            rates.append(256 / self.run(prompts, 128))
+        rates = [256 / self.run(self.shared_prompts(seed), 128) for seed in (16, 18)]
         return {"requests_per_s_first": rates[0], "requests_per_s": rates[1]}
 
     def long(self) -> dict[str, float]:
