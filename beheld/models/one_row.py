@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
-from beheld.quant.float8 import Float8Linear
+from beheld.quant.float8 import FP8, Float8Linear
 from beheld.quant.linear import bias_of
 
 
@@ -81,7 +81,7 @@ class OneRowLinear(StandIn):
 
 
 class OneRowFloat8Linear(Float8Linear):
-    """Computes a single row on a GPU by a kernel that rounds the row, multiplies and scales in one launch."""
+    """Computes a single row on a GPU by kernels that round it and multiply; see quant/float8_row_kernel.py."""
 
     @classmethod
     def of(cls, layer: Float8Linear) -> OneRowFloat8Linear:
@@ -91,13 +91,13 @@ class OneRowFloat8Linear(Float8Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""
         if x.numel() == self.in_features and x.element_size() == 2 and platform_of(x.device).one_row_kernels:
-            out: Tensor = torch.ops.beheld.one_row_linear(x, self.rows_NK, self.bias, self.scale_N)
+            out: Tensor = torch.ops.beheld.one_row_float8_linear(x, self.rows_NK, self.scale_N, self.bias)
             return out
         return super().forward(x)
 
     def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
-        """Return residual + product, (N,), of one row on a GPU, in one launch."""
-        return _one_row(x_K, self.rows_NK, self.bias, self.scale_N, residual_N)
+        """Return residual + product, (N,), of one row on a GPU, in one launch after that which rounds the row."""
+        return _one_row_float8(x_K, self.rows_NK, self.scale_N, self.bias, residual_N)
 
 
 def one_row_form(layer: Any) -> nn.Module | None:
@@ -105,27 +105,43 @@ def one_row_form(layer: Any) -> nn.Module | None:
     return OneRowFloat8Linear.of(layer) if type(layer) is Float8Linear else None
 
 
-def _one_row(
-    x: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    scale_N: Tensor | None = None,
-    residual_N: Tensor | None = None,
-) -> Tensor:
+def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     from beheld.models.one_row_kernel import one_row
 
     # A view of one row may be strided, and so may a bias cut from a larger tensor.
     x_K, bias_N = x.reshape(-1).contiguous(), None if bias_N is None else bias_N.contiguous()
-    early = early_start(x.device)
-    y_N = one_row(x_K, weight_NK, bias_N, early=early, residual_N=residual_N, scale_N=scale_N)
+    y_N = one_row(x_K, weight_NK, bias_N, early=early_start(x.device))
     return y_N.view(*x.shape[:-1], -1)
 
 
-def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, scale_N: Tensor | None = None) -> Tensor:
+def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     """Describe the result for torch.compile."""
     return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
 
 
+def _one_row_float8(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual_N: Tensor | None = None
+) -> Tensor:
+    from beheld.quant import float8_kernel, float8_row_kernel
+
+    x_1K, bias_N = x.reshape(1, -1).contiguous(), None if bias_N is None else bias_N.contiguous()
+    early = early_start(x.device)
+    rounded_1K = torch.empty(x_1K.shape, dtype=FP8, device=x.device)
+    x_scale_1 = torch.empty(1, dtype=torch.float32, device=x.device)
+    float8_kernel.rounded_rows(x_1K, rounded_1K, x_scale_1, early=early)
+    y_N = x.new_empty(weight_NK.shape[0])
+    float8_row_kernel.row(rounded_1K, x_scale_1, weight_NK, scale_N, bias_N, residual_N, y_N, early=early)
+    return y_N.view(*x.shape[:-1], -1)
+
+
+def _one_row_float8_shape(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Describe the result for torch.compile."""
+    return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
+
+
+operators.register("one_row_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _one_row, _one_row_shape)
 operators.register(
-    "one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? scale=None) -> Tensor", _one_row, _one_row_shape
+    "one_row_float8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor",
+    _one_row_float8,
+    _one_row_float8_shape,
 )

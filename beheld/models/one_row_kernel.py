@@ -14,8 +14,7 @@ Waiting covers all earlier kernels, because each of them has waited too: a kerne
 its successors. Data that is read before the wait must come from before the last kernel that did not start early (a
 library's, or the first of a graph): a signal does not mean that earlier kernels have ended.
 
-Each operation rounds to the row's type, as if PyTorch ran it alone. Before a product with FP8 weights the row is
-rounded to FP8 by its largest number, as quant/float8.py says; every program does that for itself.
+Each operation rounds to the row's type, as if PyTorch ran it alone.
 
 Shapes: N outputs of a program, K inputs, J inputs read at a time, H hidden size, C head size.
 """
@@ -30,7 +29,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.platform.registry import platform_of
-from beheld.quant.float8_kernel import float8_scale, in_steps
 from beheld.utils.version import numbers_of
 
 # How many weights of an output a program reads at once: all of them, up to this number.
@@ -56,7 +54,6 @@ _STAGES = 4
 def _short_rows(
     x_ptr,
     weight_ptr,
-    scale_ptr,
     bias_ptr,
     residual_ptr,
     y_ptr,
@@ -86,14 +83,6 @@ def _short_rows(
     x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0).to(tl.float32)
     if L:
         x_L = tl.load(x_ptr + l_L, mask=l_L < num_inputs, other=0.0).to(tl.float32)
-    if scale_ptr is not None:
-        largest = tl.max(tl.abs(x_K), 0)
-        if L:
-            largest = tl.maximum(largest, tl.max(tl.abs(x_L), 0))
-        x_scale = float8_scale(largest)
-        x_K = in_steps(x_K, tl.zeros([K], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
-        if L:
-            x_L = in_steps(x_L, tl.zeros([L], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
     for n in range(first, num_outputs, programs):
         following = n + programs
         next_ptr = weight_ptr + following.to(tl.int64) * num_inputs
@@ -104,8 +93,6 @@ def _short_rows(
             next_L = tl.load(next_ptr + l_L, mask=l_L < stop, other=0.0)
             y += tl.sum(w_L.to(tl.float32) * x_L, 0)
             w_L = next_L
-        if scale_ptr is not None:
-            y *= x_scale * tl.load(scale_ptr + n)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + n).to(tl.float32)
         if residual_ptr is not None:
@@ -118,7 +105,6 @@ def _short_rows(
 def _long_rows(
     x_ptr,
     weight_ptr,
-    scale_ptr,
     bias_ptr,
     residual_ptr,
     y_ptr,
@@ -142,25 +128,14 @@ def _long_rows(
         gdc_wait()
     x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0).to(tl.float32)
     j_J = tl.arange(0, J)
-    if scale_ptr is not None:
-        largest_J = tl.zeros([J], tl.float32)
-        for at in range(K, num_inputs, J):
-            x_J = tl.load(x_ptr + at + j_J, mask=at + j_J < num_inputs, other=0.0).to(tl.float32)
-            largest_J = tl.maximum(largest_J, tl.abs(x_J))
-        x_scale = float8_scale(tl.maximum(tl.max(tl.abs(x_K), 0), tl.max(largest_J, 0)))
-        x_K = in_steps(x_K, tl.zeros([K], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
     y_N = tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1)
     sum_NJ = tl.zeros([N, J], tl.float32)
     for at in tl.range(K, num_inputs, J, num_stages=STAGES):
         inside_J = at + j_J < num_inputs
         w_NJ = tl.load(line_ptr + at + j_J[None, :], mask=there_N[:, None] & inside_J[None, :], other=0.0)
         x_J = tl.load(x_ptr + at + j_J, mask=inside_J, other=0.0).to(tl.float32)
-        if scale_ptr is not None:
-            x_J = in_steps(x_J, tl.zeros([J], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
         sum_NJ += w_NJ.to(tl.float32) * x_J[None, :]
     y_N += tl.sum(sum_NJ, 1)
-    if scale_ptr is not None:
-        y_N *= x_scale * tl.load(scale_ptr + n_N, mask=there_N, other=0.0)
     if bias_ptr is not None:
         y_N += tl.load(bias_ptr + n_N, mask=there_N, other=0.0).to(tl.float32)
     if residual_ptr is not None:
@@ -176,20 +151,18 @@ def one_row(
     *,
     early: bool,
     residual_N: Tensor | None = None,
-    scale_N: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return weight @ x + bias (+ residual), (N,), all contiguous; sums are in float32.
 
     Args:
         early: start before the previous kernel ends; only if the hardware can.
-        scale_N: of FP8 weights; x is rounded to FP8 too.
         dtype: of the result; None: of x.
     """
-    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N, scale_N))
+    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N))
     num_outputs, num_inputs = weight_NK.shape
     y_N = x_K.new_empty(num_outputs, dtype=dtype)
-    given = x_K, weight_NK, scale_N, bias_N, residual_N, y_N, num_inputs, num_outputs
+    given = x_K, weight_NK, bias_N, residual_N, y_N, num_inputs, num_outputs
     options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:
         lanes = _lanes(num_inputs)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines operators)
-from beheld.quant.float8 import FP8, MOST
+from beheld.quant.float8 import FP8, in_steps, scale_of
 from beheld.quant.linear import StoredExperts, StoredLinear, bias_of, joined_bias
 
 # Sizes of groups that kernels take, and what the outputs are multiples of.
@@ -107,10 +107,8 @@ def rounded_groups(x_TK: Tensor, groups: int, unit: int = 1) -> tuple[Tensor, Te
         float8_block_kernel.rounded_groups(x_TK, out_TK, scale_GT)
         return out_TK, scale_GT
     exact = x_TK.float().unflatten(1, (groups, -1))
-    largest_TG = exact.abs().amax(-1)
-    scale_TG = torch.where(largest_TG > 0, largest_TG / MOST, torch.ones_like(largest_TG))
-    out_TK = (exact / scale_TG.unsqueeze(-1)).clamp(-MOST, MOST).to(FP8).flatten(1)
-    return out_TK, scale_TG.t().contiguous()
+    scale_TG = scale_of(exact.abs().amax(-1))
+    return in_steps(exact, scale_TG).flatten(1), scale_TG.t().contiguous()
 
 
 def _exact(rounded_TK: Tensor, scale_GT: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from beheld.quant.slots import UNSORTED
 from beheld.quant.slots_kernel import num_tiles, tile_slots
 
 _PROGRAMS_PER_SM = 4
+# With a scale for each output: parts cost more than further programs gain (7B's layers on an H200).
+_PROGRAMS_PER_SM_BY_OUTPUT = 2
 _MOST_PARTS = 16
 
 
@@ -55,7 +57,7 @@ def _rounded_groups(
     inside_GC = k_GC < num_inputs
     x_GC = tl.load(x_ptr + row * x_stride + k_GC, mask=inside_GC & (row < num_rows), other=0.0).to(tl.float32)
     scale_G = float8_scale(tl.max(tl.abs(x_GC), 1))
-    rounded_GC = in_steps(x_GC, tl.zeros([G, C], tl.float32) + scale_G[:, None])
+    rounded_GC = in_steps(x_GC, scale_G[:, None])
     tl.store(out_ptr + row * num_inputs + k_GC, rounded_GC.to(out_ptr.dtype.element_ty), mask=inside_GC)
     tl.store(scale_ptr + g_G.to(tl.int64) * scale_stride + row, scale_G, mask=g_G * C < num_inputs)
 
@@ -111,6 +113,33 @@ def _sum(
 
 
 @triton.jit
+def _sum_by_output(
+    x_ptr,
+    x_scale_ptr,
+    weight_ptr,
+    scale_ptr,
+    row_T,
+    line_N,
+    num_inputs,
+    first,
+    last,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    C: tl.constexpr,
+):
+    """As `_sum`, where each output and each row has one scale for all inputs."""
+    c_C = tl.arange(0, C)
+    x_TC_ptr = x_ptr + row_T[:, None] * num_inputs + c_C[None, :]
+    w_NC_ptr = weight_ptr + line_N[:, None] * num_inputs + c_C[None, :]
+    acc_NT = tl.zeros([N, T], tl.float32)
+    for g in range(first, last):
+        # Hopper's FP8 accumulators keep fourteen bits; after each group they are added to a float32 accumulator.
+        w_NC, x_CT = tl.load(w_NC_ptr + g * C), tl.trans(tl.load(x_TC_ptr + g * C))
+        acc_NT = tl.dot(w_NC, x_CT, acc_NT, max_num_imprecise_acc=C)
+    return acc_NT * tl.load(scale_ptr + line_N)[:, None] * tl.load(x_scale_ptr + row_T)[None, :]
+
+
+@triton.jit
 def _product(
     x_ptr,
     x_scale_ptr,
@@ -130,7 +159,10 @@ def _product(
     BIAS: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """One program computes N outputs of T rows over one part of the groups, into its part of y (P, T, N)."""
+    """One program computes N outputs of T rows over one part of the groups, into its part of y (P, T, N).
+
+    R: 0 if each output and each row has one scale for all inputs.
+    """
     # Successive programs share weights of few tiles, and rows of NEAR tiles, which then stay in the cache.
     columns, tiles = tl.cdiv(num_outputs, N), tl.cdiv(num_rows, T)
     block = tl.program_id(0) // (NEAR * columns)
@@ -146,10 +178,15 @@ def _product(
     part = tl.program_id(1)
     first = part * groups_per_part
     last = tl.minimum(first + groups_per_part, num_inputs // C)
-    acc_NT = _sum(
-        x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_T, line_N, first_n // R, num_inputs, num_scale_rows, first, last,
-        N, T, C, R,
-    )  # fmt: skip
+    if R == 0:
+        acc_NT = _sum_by_output(
+            x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_T, line_N, num_inputs, first, last, N, T, C
+        )
+    else:
+        acc_NT = _sum(
+            x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_T, line_N, first_n // R, num_inputs, num_scale_rows,
+            first, last, N, T, C, R,
+        )  # fmt: skip
     if BIAS:
         acc_NT += tl.load(bias_ptr + line_N).to(tl.float32)[:, None]
     y_NT_ptr = y_ptr + (part.to(tl.int64) * num_rows + t_T)[None, :] * num_outputs + n_N[:, None]
@@ -255,25 +292,61 @@ def product(
         multiprocessors: of the GPU.
         tiles: None to choose.
     """
-    (rows, inputs), (outputs, groups) = x_TK.shape, (weight_NK.shape[0], scale_BG.shape[1])
+    groups, programs = scale_BG.shape[1], _PROGRAMS_PER_SM * multiprocessors
+    made = _tiles(x_TK.shape[0], weight_NK.shape[0], groups, programs) if tiles is None else tiles
+    given = x_TK, x_scale_GT, weight_NK, scale_BG, bias_N, y_TN
+    _launch(given, groups, outputs_per_scale, x_scale_GT.stride(0), made)
+
+
+def product_by_output(
+    x_TK: Tensor,
+    x_scale_T: Tensor,
+    weight_NK: Tensor,
+    scale_N: Tensor,
+    bias_N: Tensor | None,
+    y_TN: Tensor,
+    multiprocessors: int,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fill `y_TN` with x W^T + bias, with a scale for each row and each output; inputs are a multiple of 32.
+
+    Args:
+        x_TK, x_scale_T: see float8.rounded_rows; contiguous.
+        multiprocessors, tiles: as of `product`.
+    """
+    size = next(size for size in (128, 64, 32) if x_TK.shape[1] % size == 0)
+    groups = x_TK.shape[1] // size
+    programs = _PROGRAMS_PER_SM_BY_OUTPUT * multiprocessors
+    made = _tiles(x_TK.shape[0], weight_NK.shape[0], groups, programs) if tiles is None else tiles
+    _launch((x_TK, x_scale_T, weight_NK, scale_N, bias_N, y_TN), groups, 0, 0, made)
+
+
+def _launch(
+    given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor],
+    groups: int,
+    outputs_per_scale: int,
+    scale_rows: int,
+    made: Tiles,
+) -> None:
+    x_TK, x_scale, weight_NK, scale, bias_N, y_TN = given
+    (rows, inputs), outputs = x_TK.shape, weight_NK.shape[0]
     if not rows:
         return
     size = inputs // groups
-    made = _tiles(rows, outputs, groups, multiprocessors) if tiles is None else tiles
     per_part = triton.cdiv(groups, made.parts)
     parts = triton.cdiv(groups, per_part)
-    out = y_TN if parts == 1 else y_TN.new_empty((parts, rows, outputs), dtype=scale_BG.dtype)
+    out = y_TN if parts == 1 else y_TN.new_empty((parts, rows, outputs), dtype=scale.dtype)
     _product[(triton.cdiv(outputs, made.outputs) * triton.cdiv(rows, made.rows), parts)](
         x_TK,
-        x_scale_GT,
+        x_scale,
         weight_NK,
-        scale_BG,
+        scale,
         bias_N,
         out,
         rows,
         outputs,
         inputs,
-        x_scale_GT.stride(0),
+        scale_rows,
         per_part,
         made.outputs,
         made.rows,
@@ -358,10 +431,10 @@ def grouped_product(
     )
 
 
-def _tiles(rows: int, outputs: int, groups: int, multiprocessors: int) -> Tiles:
+def _tiles(rows: int, outputs: int, groups: int, programs: int) -> Tiles:
     if rows > 64:
         return Tiles(128, 64, 4, 4)
-    most = _PROGRAMS_PER_SM * multiprocessors // triton.cdiv(outputs, 64)
+    most = programs // triton.cdiv(outputs, 64)
     parts = max(1, min(_MOST_PARTS, most, groups))
     return Tiles(64, 16 if rows <= 16 else 32 if rows <= 32 else 64, 4, 5, parts)
 

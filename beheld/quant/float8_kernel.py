@@ -16,47 +16,90 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The largest finite number of FP8 (float8_e4m3fn).
 MOST: tl.constexpr = tl.constexpr(448.0)
 
 
+# The smallest scale, whose reciprocal is finite.
+_LEAST: tl.constexpr = tl.constexpr(2.0**-126)
+# Rows of more inputs are read twice: once held, they would leave room for one program on a multiprocessor.
+_HELD = 8192
+_AT_A_TIME = 4096
+
+
 @triton.jit
 def float8_scale(largest):
-    """Return the scales of rows or groups whose largest numbers become 448; zeros stay zero."""
-    return tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
+    """Return the scales of rows or groups whose largest numbers become 448; zeros stay zero. See float8.scale_of."""
+    return tl.where(largest > 0, tl.maximum(tl.math.div_rn(largest, MOST), _LEAST), 1.0)
 
 
 @triton.jit
 def in_steps(x, scale):
-    """Return x in units of its scales, of x's shape, within what FP8 holds; not yet rounded."""
-    divided = tl.math.div_rn(x, scale)
-    # Division rounds too, and a number beyond the maximum would become NaN.
-    return tl.where(divided > MOST, MOST, tl.where(divided < -MOST, -MOST, divided))
+    """Return x in units of its scales, within what FP8 holds; not yet rounded.
+
+    Args:
+        scale: of a shape that broadcasts to that of x. Its reciprocal is multiplied: a division of each number takes
+            several times as long.
+    """
+    steps = x * tl.math.div_rn(1.0, scale)
+    # Both operations round, and a number beyond the maximum would become NaN.
+    return tl.where(steps > MOST, MOST, tl.where(steps < -MOST, -MOST, steps))
 
 
 @triton.jit
-def _rounded_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr):
+def _rounded_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr, EARLY: tl.constexpr):
     """One program rounds one row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     k_K = tl.arange(0, K)
     inside_K = k_K < num_inputs
     x_K = tl.load(x_ptr + row * x_stride + k_K, mask=inside_K, other=0.0).to(tl.float32)
     scale = float8_scale(tl.max(tl.abs(x_K), 0))
-    rounded_K = in_steps(x_K, tl.zeros([K], tl.float32) + scale)
-    tl.store(out_ptr + row * num_inputs + k_K, rounded_K.to(out_ptr.dtype.element_ty), mask=inside_K)
+    tl.store(out_ptr + row * num_inputs + k_K, in_steps(x_K, scale).to(out_ptr.dtype.element_ty), mask=inside_K)
     tl.store(scale_ptr + row, scale)
 
 
-def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor) -> None:
-    """Fill `out_TK` (FP8) and `scale_T` (float32), whose product is x up to rounding; x may be strided by rows."""
-    rows, inputs = x_TK.shape
-    if rows:
-        block = triton.next_power_of_2(inputs)
-        warps = min(16, max(1, block // 512))
-        _rounded_rows[(rows,)](
-            x_TK, out_TK, scale_T, x_TK.stride(0), inputs, block, num_warps=warps, enable_fp_fusion=True
+@triton.jit
+def _rounded_long_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr):
+    """One program rounds one row, K numbers at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    k_K = tl.arange(0, K)
+    x_K_ptr = x_ptr + row * x_stride + k_K
+    largest_K = tl.zeros([K], tl.float32)
+    for at in range(0, num_inputs, K):
+        x_K = tl.load(x_K_ptr + at, mask=at + k_K < num_inputs, other=0.0).to(tl.float32)
+        largest_K = tl.maximum(largest_K, tl.abs(x_K))
+    scale = float8_scale(tl.max(largest_K, 0))
+    for at in range(0, num_inputs, K):
+        inside_K = at + k_K < num_inputs
+        x_K = tl.load(x_K_ptr + at, mask=inside_K, other=0.0).to(tl.float32)
+        tl.store(
+            out_ptr + row * num_inputs + at + k_K, in_steps(x_K, scale).to(out_ptr.dtype.element_ty), mask=inside_K
         )
+    tl.store(scale_ptr + row, scale)
+
+
+def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor, *, early: bool = False) -> None:
+    """Fill `out_TK` (FP8) and `scale_T` (float32), whose product is x up to rounding; x may be strided by rows.
+
+    Args:
+        early: start before the previous kernel ends; only if the hardware can, and for a single row.
+    """
+    rows, inputs = x_TK.shape
+    given = x_TK, out_TK, scale_T, x_TK.stride(0), inputs
+    if rows == 1 or (rows and inputs <= _HELD):
+        block = triton.next_power_of_2(inputs)
+        # A single row's program is waited for.
+        warps = min(32 if rows == 1 else 16, max(1, block // 512))
+        _rounded_rows[(rows,)](
+            *given, block, early, num_warps=warps, enable_fp_fusion=True, **({"launch_pdl": True} if early else {})
+        )
+    elif rows:
+        _rounded_long_rows[(rows,)](*given, _AT_A_TIME, num_warps=8, enable_fp_fusion=True)
 
 
 @triton.jit(do_not_specialize=["share"])

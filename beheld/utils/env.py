@@ -186,8 +186,8 @@ INT4_ON_GPU = _variable(
 FLOAT8_ONE_ROW = _variable(
     ("BEHELD_FLOAT8_ONE_ROW",),
     _switch,
-    False,
-    "1 computes a single row with FP8 weights by a kernel of its own on a GPU; it has not run there",
+    True,
+    "0 computes a single row with FP8 weights as many rows on a GPU, not by a kernel of its own",
 )
 LATENT_ROWS = _variable(
     ("BEHELD_LATENT_ROWS",),

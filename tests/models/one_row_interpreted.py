@@ -71,20 +71,21 @@ def test_a_residual_is_added_after_rounding(inputs: int) -> None:
     torch.testing.assert_close(got, residual_N + weight_NK @ x_K, atol=1e-5 * inputs**0.5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("inputs", [64, 1000, 5000])
-def test_products_with_float8_weights(inputs: int) -> None:
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (48, 1008), (32, 5040)])
+def test_products_with_float8_weights(outputs: int, inputs: int) -> None:
     """Of a row that FP8 holds: the interpreter's own rounding to FP8 loses what is carried into the exponent."""
     chance = torch.Generator().manual_seed(inputs)
-    rows_NK, scale_N = rounded_rows(torch.randn(9, inputs, generator=chance))
-    layer = OneRowFloat8Linear.of(Float8Linear(rows_NK, scale_N, torch.randn(9, generator=chance), torch.float32))
+    rows_NK, scale_N = rounded_rows(torch.randn(outputs, inputs, generator=chance))
+    bias_N = torch.randn(outputs, generator=chance)
+    layer = OneRowFloat8Linear.of(Float8Linear(rows_NK, scale_N, bias_N, torch.float32))
     x_K = 0.25 * rounded_rows(torch.randn(1, inputs, generator=chance))[0].float()[0]
-    residual_N = torch.randn(9, generator=chance)
+    residual_N = torch.randn(outputs, generator=chance)
     want_N = layer(x_K)
     tolerance = {"atol": 1e-5 * float(want_N.abs().max()), "rtol": 1e-5}
-    got_N = torch.ops.beheld.one_row_linear(x_K, layer.rows_NK, layer.bias, layer.scale_N)
+    got_N = torch.ops.beheld.one_row_float8_linear(x_K, layer.rows_NK, layer.scale_N, layer.bias)
     torch.testing.assert_close(got_N, want_N, **tolerance)
     torch.testing.assert_close(layer.added(x_K, residual_N), want_N + residual_N, **tolerance)
-    zeros_N = torch.ops.beheld.one_row_linear(torch.zeros(inputs), layer.rows_NK, layer.bias, layer.scale_N)
+    zeros_N = torch.ops.beheld.one_row_float8_linear(torch.zeros(inputs), layer.rows_NK, layer.scale_N, layer.bias)
     torch.testing.assert_close(zeros_N, layer.bias.data)
 
 

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource, compile
 
 from beheld.attention import triton_decode, triton_delta, triton_latent
 from beheld.models import expert_row_kernel, one_row_kernel, route_row_kernel
-from beheld.quant import mxfp4_row_kernel
+from beheld.quant import float8_kernel, float8_row_kernel, mxfp4_row_kernel
 
 SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
 LONG = {"N": 4, "K": 4096, "J": 1024, "STAGES": 4}
@@ -44,8 +44,7 @@ JOIN = {"HEADS": 20, "RANK": 512, "WIDTH": 128, "MAX_PARTS": 128, "AT_ONCE": 8}
 CONVOLVED = {"CHANNELS": 8192, "LENGTH": 4, "BLOCK_SIZE": 16, "HAS_BIAS": False, "WIDTH": 256, "PLACES": 4}
 DELTA = {"HEADS": 32, "SHARE": 2, "KEY": 128, "VALUE": 128, "SCALE": 0.1, "EPS": 1e-6, "BLOCK_SIZE": 16}
 DELTA |= {"KEYS": 128, "VALUES": 32}
-FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-PLAIN = {"scale_ptr": None}
+FLOAT8 = {"A": 4, "ASSEMBLY": True}
 LANES = {"A": 1024, "B": 512}
 PACKED = {"C": 4, "R": 4, "ASSEMBLY": True}
 TYPES = {
@@ -60,7 +59,7 @@ TYPES = {
     "states": "*fp32",
     "acc": "*fp32",
     "sums": "*fp32",
-} | FLOAT8
+}
 
 
 # Of a multiprocessor of all GPUs since compute capability 7.0.
@@ -73,10 +72,10 @@ def compiled(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
     for name in kernel.arg_names:
         kind = "*bf16" if name.endswith("_ptr") else "fp32" if name in ("scale", "softcap") else "i32"
         known = TYPES.get(name.removesuffix("_ptr"), kind)
-        if kernel is mxfp4_row_kernel._row and name in ("x_ptr", "weight_ptr"):
+        if kernel in (mxfp4_row_kernel._row, float8_row_kernel._row) and name in ("x_ptr", "weight_ptr"):
             known = "*i32"
-        if "scale_ptr" in kernel.arg_names and "scale_ptr" not in fixed:
-            known = FLOAT8.get(name, known)
+        if kernel is float8_row_kernel._row and name in ("x_scale_ptr", "scale_ptr"):
+            known = "*fp32"
         signature[name] = "constexpr" if name in fixed else known
     places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     source = ASTSource(kernel, signature=signature, constexprs=places)
@@ -94,16 +93,16 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("kernel", "fixed", "ahead"),
     [
-        (one_row_kernel._short_rows, {"K": 512, "L": 0, **PLAIN}, True),
-        (one_row_kernel._short_rows, {"K": 2048, "L": 0}, True),
+        (one_row_kernel._short_rows, {"K": 512, "L": 0}, True),
         (one_row_kernel._short_rows, {"K": 2048, "L": 512}, True),
         (
             one_row_kernel._short_rows,
-            {**PLAIN, "K": 16, "L": 0, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
+            {"K": 16, "L": 0, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
             True,
         ),
-        (one_row_kernel._long_rows, LONG | PLAIN, True),
         (one_row_kernel._long_rows, LONG, True),
+        (float8_row_kernel._row, FLOAT8, True),
+        (float8_kernel._rounded_rows, {"K": 4096}, False),
         (expert_row_kernel._outer, LANES, True),
         (mxfp4_row_kernel._row, {**PACKED, "SUMMED": True}, True),
         (route_row_kernel._choose, {"G": 8, "S": 32, "SIGMOID": True}, True),
@@ -119,11 +118,11 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
     ],
     ids=[
         "short rows",
-        "short FP8",
-        "parted FP8",
+        "parted rows",
         "a single weight",
         "long rows",
-        "long FP8",
+        "FP8",
+        "rounded to FP8",
         "experts",
         "MXFP4",
         "choice by groups",
@@ -165,7 +164,7 @@ def test_what_follows_starts_once_choices_are_there(kernel: Any, fixed: dict[str
 
 
 def test_without_it_nothing_is_signaled() -> None:
-    assert set(order(one_row_kernel._short_rows, {"K": 512, "L": 0, "EARLY": False, **PLAIN})) == {"read", "write"}
+    assert set(order(one_row_kernel._short_rows, {"K": 512, "L": 0, "EARLY": False})) == {"read", "write"}
 
 
 @pytest.mark.parametrize("inputs", [2048, 2560, 2880, 4096])
@@ -176,7 +175,7 @@ def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) ->
         pytest.skip("this Triton has no cuobjdump")
     lanes = one_row_kernel._lanes(inputs)
     programs, options = one_row_kernel._short_options(lanes)
-    fixed = {"K": lanes[0], "L": lanes[1], "EARLY": True, "bias_ptr": None, **PLAIN}
+    fixed = {"K": lanes[0], "L": lanes[1], "EARLY": True, "bias_ptr": None}
     made = compiled(one_row_kernel._short_rows, fixed, **options)
     file = tmp_path / "kernel.cubin"
     file.write_bytes(made.asm["cubin"])
@@ -188,16 +187,27 @@ def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) ->
     assert spilled == 0
 
 
-@pytest.mark.parametrize(("choices", "warps"), [(1, 1), (4, 16), (8, 16)])
-def test_each_lane_has_the_element_that_the_tensor_cores_expect(choices: int, warps: int) -> None:
-    """Of MXFP4 experts: element m of a flat tensor is in lane m % 32. Another placing gives NaN on a GPU."""
-    fixed = {**PACKED, "C": choices, "SUMMED": choices > 1, "EARLY": True}
-    made = compiled(mxfp4_row_kernel._row, fixed, num_warps=warps).asm["ttgir"]
+@pytest.mark.parametrize(
+    ("kernel", "fixed", "lanes", "warps"),
+    [
+        (mxfp4_row_kernel._row, {**PACKED, "C": 1, "SUMMED": False}, 32 * PACKED["R"], 1),
+        (mxfp4_row_kernel._row, {**PACKED, "C": 4, "SUMMED": True}, 128 * PACKED["R"], 16),
+        (mxfp4_row_kernel._row, {**PACKED, "C": 8, "SUMMED": True}, 256 * PACKED["R"], 16),
+        (float8_row_kernel._row, FLOAT8, 128, 4),
+        (float8_row_kernel._row, {**FLOAT8, "A": 16}, 512, 16),
+    ],
+    ids=["a choice of MXFP4", "four choices", "eight choices", "FP8", "few outputs of FP8"],
+)
+def test_each_lane_has_the_element_that_the_tensor_cores_expect(
+    kernel: Any, fixed: dict[str, Any], lanes: int, warps: int
+) -> None:
+    """Element m of a flat tensor is in lane m % 32. Another placing gives NaN on a GPU."""
+    made = compiled(kernel, {**fixed, "EARLY": True}, num_warps=warps).asm["ttgir"]
     placed = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>", made, re.M))
     found = re.findall(r"elementwise_inline_asm .* -> tensor<(\d+)xf32, (#\w+)>", made)
     found += re.findall(r"elementwise_inline_asm .* -> tensor<(\d+)xf32, (#\w+)>, tensor", made)
     sizes = {int(size) for size, _ in found}
     assert len(found) >= 2
-    assert sizes == {32 * choices * PACKED["R"]}
+    assert sizes == {lanes}
     for _, name in found:
         assert placed[name].startswith("sizePerThread = [1], threadsPerWarp = [32], "), placed[name]

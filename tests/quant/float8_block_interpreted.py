@@ -66,6 +66,25 @@ def test_products(
     torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "multiprocessors"),
+    [(1, 128, 256, 1), (3, 80, 160, 4), (20, 96, 192, 2), (40, 72, 192, 1), (150, 144, 64, 1)],
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_with_a_scale_for_each_output(
+    rows: int, outputs: int, inputs: int, multiprocessors: int, biased: bool
+) -> None:
+    made = torch.Generator().manual_seed(rows)
+    weight, scale = torch.randn(outputs, inputs, generator=made).to(FP8), torch.rand(outputs, generator=made)
+    x = torch.randn(rows, inputs, generator=made).to(FP8)
+    x_scale = torch.rand(rows, generator=made)
+    bias = torch.arange(outputs).half() if biased else None
+    y = torch.full((rows, outputs), 7.0)
+    float8_block_kernel.product_by_output(x, x_scale, weight, scale, bias, y, multiprocessors)
+    want = (x.float() @ weight.float().t()) * x_scale[:, None] * scale + (0 if bias is None else bias.float())
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-3)
+
+
 def test_many_rows() -> None:
     weight, x = blocks(144, 64, 16, 32), rounded_before(150, 64, 32)
     rounded, scale = rounded_groups(x, 2)

@@ -9,13 +9,14 @@ from beheld.quant import float8_kernel
 from beheld.quant.float8 import FP8, _division, rounded_rows
 
 
-@pytest.mark.parametrize("inputs", [48, 130])
-def test_rows(inputs: int) -> None:
-    x = torch.randn(9, inputs + 3, generator=torch.Generator().manual_seed(0))[:, :inputs]
-    x[4] = 0
+# Rows of more than 8,192 inputs are read twice.
+@pytest.mark.parametrize(("rows", "inputs"), [(9, 48), (9, 130), (3, 9000), (3, 8193), (1, 9000)])
+def test_rows(rows: int, inputs: int) -> None:
+    x = torch.randn(rows, inputs + 3, generator=torch.Generator().manual_seed(0))[:, :inputs]
+    x[rows // 2] *= 0 if rows > 1 else 1e-38
     want, want_scale = rounded_rows(x)
     # Rounded behind the kernel: the interpreter's own rounding to FP8 loses what is carried into the exponent.
-    got, scale = torch.empty(9, inputs), torch.empty(9)
+    got, scale = torch.empty(rows, inputs), torch.empty(rows)
     float8_kernel.rounded_rows(x, got, scale)
     assert torch.equal(scale, want_scale)
     assert torch.equal(got.to(FP8).float(), want.float())
