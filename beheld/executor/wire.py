@@ -21,7 +21,7 @@ from beheld.core.errors import BeheldError
 from beheld.core.media import MediaItem
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.core.request import LoRARequest
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import PromptIds, Sampling
 from beheld.wire.codec import Codec
 
 
@@ -190,7 +190,7 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
-        *(Sampling, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
+        *(Sampling, PromptIds, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
         *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
@@ -230,7 +230,7 @@ def with_features(step: Step, takes: Callable[[EncodeItem], bool]) -> Step:
 
 def _needed(given: Sampling | pooling_params.Pooling) -> Sampling | pooling_params.Pooling:
     """Return what a rank that does not sample needs: which logits of the prompt are computed."""
-    return Sampling(prompt_logprobs=given.prompt_logprobs) if isinstance(given, Sampling) else given
+    return given.of_prompt_alone if isinstance(given, Sampling) else given
 
 
 def unpacked(step: Step, num_groups: int) -> StepPlan:

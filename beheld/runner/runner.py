@@ -50,6 +50,7 @@ from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 from beheld.sample.filters import Masks
+from beheld.sample.logprobs import named_at
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
@@ -372,20 +373,19 @@ class ModelRunner:
 
     def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, PromptLogprobs]:
         """Reports of prompts, whose logits are never held all at once."""
-        parts = [
-            (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
-            for piece, part, target in batch.prompt_targets
-            for start in range(part.start, part.stop, PROMPT_ROWS)
-        ]
         reports: dict[int, list[PromptLogprobs]] = {}
-        for row, part, target in parts:
-            logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
-            target_T = torch.from_numpy(target).to(logits_TV.device)
+        for row, start, part, target in batch.prompt_targets:
             params = self.rows[row].params
-            k = params.prompt_logprobs or 0 if isinstance(params, Sampling) else 0
-            report = self.sampler.prompt_logprobs(logits_TV, target_T, k)
-            if report is not None:
-                reports.setdefault(row, []).append(report)
+            assert isinstance(params, Sampling), "a prompt to be pooled has no log-probabilities"
+            named = params.prompt_ids
+            for done in range(0, len(target), PROMPT_ROWS):
+                places = slice(part.start + done, min(part.start + done + PROMPT_ROWS, part.stop))
+                logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[places]))
+                target_T = torch.from_numpy(target[done : done + PROMPT_ROWS]).to(logits_TV.device)
+                named_TN = None if named is None else named_at(named, start + done, len(target_T), logits_TV.device)
+                report = self.sampler.prompt_logprobs(logits_TV, target_T, params.prompt_logprobs or 0, named_TN)
+                if report is not None:
+                    reports.setdefault(row, []).append(report)
         return {row: PromptLogprobs.joined(parts) for row, parts in reports.items()}
 
     def _sample(
