@@ -56,6 +56,8 @@ _CLASSES: tuple[type, ...] = (
         messages.Asleep,
         messages.Profile,
         messages.Profiled,
+        messages.CheckWeights,
+        messages.WeightsChecked,
         sleep.EnginePart,
         sleep.PauseMode,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -174,6 +174,18 @@ class PinLoRA:
 
 
 @dataclass(frozen=True)
+class AskChecksums:
+    """Answer with Checksums."""
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """The SHA-256 of each of this rank's tensors of weights."""
+
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """This rank cannot go on."""
 
@@ -192,7 +204,7 @@ CODEC = Codec(
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
         *(Sampling, PromptIds, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
-        *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
+        *(AskChecksums, Checksums, AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
 )
 

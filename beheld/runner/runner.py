@@ -27,6 +27,7 @@ from beheld.core.plan import (
 )
 from beheld.core.request import LoRARequest
 from beheld.core.sampling import Sampling
+from beheld.models import weight_tensors
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup
@@ -512,6 +513,14 @@ class ModelRunner:
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` whose embeddings are not on the device."""
         return tuple(digest for digest in digests if digest not in self.encoder)
+
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each tensor of weights."""
+        return weight_tensors.checksums(self._adapter.model)
+
+    def reset_weights(self) -> None:
+        """Make all weights zero."""
+        weight_tensors.reset_(self._adapter.model)
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
