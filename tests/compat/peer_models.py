@@ -255,7 +255,7 @@ def spell(hub: Path, name: str) -> bool:
     made = Tokenizer.from_file(str(path))
     content = json.loads(path.read_text(encoding="utf-8"))
     pieces = content["model"]["vocab"]
-    if not isinstance(pieces, dict):
+    if content["model"]["type"] != "BPE":
         return False
     texts = {piece: made.decode([token], skip_special_tokens=False) for piece, token in pieces.items()}
     parts = {piece for piece, text in texts.items() if "\ufffd" in text or not text.isprintable()}
