@@ -556,6 +556,13 @@ class FakeExecutor(FakeRunner):
         """See Executor."""
         return tuple(self._loras.values())
 
+    def checksums(self) -> dict[str, str]:
+        """There are no weights."""
+        return {}
+
+    def reset_weights(self) -> None:
+        """There are no weights."""
+
     def check_sleeps(self) -> None:
         """It can."""
 

@@ -38,6 +38,7 @@ from beheld.engine.messages import (
     Abort,
     AddLoRA,
     Asleep,
+    CheckWeights,
     ClearCache,
     Died,
     Engine,
@@ -57,6 +58,7 @@ from beheld.engine.messages import (
     Unread,
     WakeUp,
     WakingUp,
+    WeightsChecked,
 )
 from beheld.engine.process import Spawned
 from beheld.engine.stats import EngineReport, EngineState, EngineStats
@@ -96,6 +98,9 @@ class EngineLocation(StrEnum):
 
     THREAD = "thread"
     PROCESS = "process"
+
+
+_Asked = Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile | CheckWeights
 
 
 def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Remote:
@@ -616,6 +621,52 @@ class AsyncLLM:
         """The level at which it lacks memory; 0 while it has all."""
         return self._level if self._lacks & MEMORY else 0
 
+    async def weight_checksums(self) -> dict[str, str]:
+        """The SHA-256 of each tensor of weights, by dp{engine}:pp{stage}:pcp0:tp{rank}:{name}; adapters are left out.
+
+        Raises:
+            AsleepError: it sleeps.
+            EngineDeadError: the engine has died.
+        """
+        checked: WeightsChecked = await self._ask(lambda number: self._silent(CheckWeights(number)))
+        return dict(checked.digests)
+
+    async def reset_weights(self) -> None:
+        """Make all weights zero, so that answers are worthless until they are read again: `reload_weights`.
+
+        Raises:
+            AsleepError: it sleeps.
+            ConfigError: ranks share the model, and could not read them again.
+            EngineDeadError: the engine has died.
+        """
+        paused = await self.is_paused()
+        if not paused:
+            await self.sleep(0, PauseMode.KEEP)
+        try:
+            await self._ask(lambda number: self._silent(CheckWeights(number, reset=True)))
+        finally:
+            if not paused:
+                await self.wake_up([EnginePart.SCHEDULING])
+
+    async def reload_weights(self) -> None:
+        """Read the weights from their files, as they are now; requests that wait go on from their start.
+
+        Raises:
+            ConfigError: ranks share the model.
+            ModelError, CapacityError: they cannot be read; it sleeps until `wake_up` can.
+            EngineDeadError: the engine has died.
+        """
+        paused = await self.is_paused()
+        await self.sleep(2, PauseMode.KEEP)
+        await self.wake_up()
+        if paused:
+            await self.sleep(0, PauseMode.KEEP)
+
+    def _silent(self, message: CheckWeights) -> CheckWeights:
+        """Note that the engine may say nothing for minutes."""
+        self._waking.add(message.number)
+        return message
+
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin to record what the engine computes, with torch's profiler.
 
@@ -649,7 +700,7 @@ class AsyncLLM:
         """True if no step is computed, for whatever reason."""
         return bool(self._lacks)
 
-    async def _ask(self, message: Callable[[int], Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile]) -> Any:
+    async def _ask(self, message: Callable[[int], _Asked]) -> Any:
         """Send a message with a new number and wait for its answer."""
         self._check_alive()
         loop = self._attach()
@@ -872,9 +923,10 @@ class AsyncLLM:
             now = time.monotonic()
             for event in reply.events:
                 self._live.push(event, now)
-        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
+        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | WeightsChecked):
             if isinstance(reply, Asleep):
                 self._lacks = reply.lacks
+            if isinstance(reply, Asleep | WeightsChecked):
                 self._end_waking(reply.number)
             waiting = self._asked.get(reply.number)
             if waiting is None or waiting.done():

@@ -12,6 +12,7 @@ from pathlib import Path
 from beheld.api.front_place import ALONE, FrontPlace
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ConfigError
+from beheld.core.logits_processors import check_in_process
 from beheld.core.media import MediaItem
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import Engine, Tokenizer
@@ -123,6 +124,7 @@ def start_processes(
             "Start without torchrun, and leave distributed_executor_backend out: the engines are started here.",
             param="data_parallel_size",
         )
+    check_in_process(args.logits_processors)
     # Before loading the weights, so that a misspelt option does not cost minutes.
     option_checks.check(args)
     remote: EngineProcess | ProcessGroup | None = None

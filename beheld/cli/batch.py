@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the job."""
     if arguments.concurrency is not None and arguments.concurrency < 1:
         raise ConfigError("--concurrency must be at least 1.", "Choose another value.", param="concurrency")
-    options = engine_options(arguments)
+    options = engine_options(arguments, answers=True)
     make, size = _source(arguments, options)
     server = serve.server_options(arguments, arguments.model, options)
     from beheld.jobs.output import OutputFile

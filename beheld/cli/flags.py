@@ -19,11 +19,15 @@ from beheld.flags.json_values import json_value
 from beheld.platform.room import check_room
 
 
-def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def engine_options(arguments: argparse.Namespace, *, answers: bool = False) -> dict[str, Any]:
     """Return the engine options that were given, by field name.
 
+    Args:
+        answers: as vLLM's command of the same purpose does, with the logits processors of installed packages.
+
     Raises:
-        ConfigError: the engines' processes are no whole number, or have no room on this machine.
+        ConfigError: the engines' processes are no whole number, or have no room on this machine; or an installed
+            package's processor cannot be loaded.
     """
     names = {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
     found = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
@@ -32,6 +36,11 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
         # Classes that were written for vLLM import its modules, and those of vLLM's own are named by them.
         install()
+    if answers:
+        from beheld.compat.installed import with_installed
+
+        processors = with_installed(found.get("logits_processors"))
+        found |= {} if processors is None else {"logits_processors": processors}
     # Before libraries load, which takes seconds. `beheld batch --ray` has engines on other hosts.
     elsewhere = {"data_parallel_backend": "ray"} if getattr(arguments, "ray", False) else {}
     check_room(EngineArgs(**found | elsewhere))

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     if arguments.config:
         apply_file(arguments, Path(arguments.config), actions)
     model = model_of(arguments, actions)
-    options = engine_options(arguments)
+    options = engine_options(arguments, answers=True)
     server = server_options(arguments, model, options)
     kept_apart(server, options)
     count = arguments.api_server_count
@@ -338,10 +338,10 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
 def place_of(arguments: argparse.Namespace, engine: dict[str, Any], num_fronts: int = 1) -> str:
     """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores.
 
-    With several fronts it is a process.
+    With several fronts it is a process. With logits processors it is a thread: functions are not sent to a process.
 
     Raises:
-        ConfigError: several engines are to run in a thread.
+        ConfigError: several engines are to run in a thread, or an engine with logits processors in a process.
     """
     several = engine.get("data_parallel_size", 1) > 1
     if several and arguments.engine == "thread":
@@ -350,9 +350,17 @@ def place_of(arguments: argparse.Namespace, engine: dict[str, Any], num_fronts: 
             "Leave --engine out.",
             param="engine",
         )
+    processors = engine.get("logits_processors")
     if several or num_fronts > 1 or arguments.engine is not None:
-        return str(arguments.engine or "process")
-    return "process" if has_accelerator(arguments.device) else "thread"
+        place = str(arguments.engine or "process")
+    else:
+        place = "process" if has_accelerator(arguments.device) and not processors else "thread"
+    if processors and place == "process":
+        from beheld.core.logits_processors import check_in_process
+
+        # Before the process starts.
+        check_in_process(processors)
+    return place
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.prompt_jobs import tokenization_of, with_entries
+from beheld.compat.installed import with_installed
 from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput
@@ -16,6 +17,9 @@ from beheld.core.params import SamplingParams
 
 class ScriptAsyncLLM(AsyncLLM):
     """AsyncLLM, and AsyncLLMEngine, as scripts make and end it."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        super().__init__(model, **options | {"logits_processors": with_installed(options.get("logits_processors"))})
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *_: Any, **__: Any) -> Self:

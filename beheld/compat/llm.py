@@ -14,6 +14,7 @@ from beheld.api.llm import LLM
 from beheld.api.prompt_jobs import tokenization_of, with_entries
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
+from beheld.compat.installed import with_installed
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
@@ -29,7 +30,7 @@ class ScriptLLM(LLM):
     """LLM with the methods of vLLM's class that only scripts use."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, **options | {"logits_processors": with_installed(options.get("logits_processors"))})
         self._queued: list[Callable[[], list[Any]]] = []
         self._engine: ScriptEngine | None = None
         self._reloading: str | None = None

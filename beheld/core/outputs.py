@@ -149,6 +149,8 @@ class RequestOutput:
     Field names follow vLLM's class of the same name, with four additions.
 
     Attributes:
+        prompt_token_id_logprobs: (rows, N), float32, of the tokens in `prompt_logprob_token_ids`; minus infinity for
+            -1.
         prompt_entries: what `prompt_logprobs` would hold, in its place where AsyncLLM was asked for that.
         media: one receipt per media item: the input, what the model saw, what was lost.
         error: why the request failed, with `on_error="return"`; `outputs` is then empty.
@@ -172,6 +174,7 @@ class RequestOutput:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     metrics: RequestMetrics | None = None
     prompt_entries: PromptEntries | None = None
+    prompt_token_id_logprobs: np.ndarray | None = None
 
     encoder_prompt: ClassVar[str | None] = None
     encoder_prompt_token_ids: ClassVar[list[int] | None] = None

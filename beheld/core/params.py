@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.logits_processors import LogitsProcessor, num_arguments
 from beheld.core.pooling_params import PoolingParams
 from beheld.core.repetition import RepetitionDetectionParams
 from beheld.core.structured_outputs import StructuredOutputs
-from beheld.core.value_checks import known_keywords, number, sequence, strings, whole
+from beheld.core.value_checks import known_keywords, number, sequence, strings, table_of_ids, whole
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Scripts import all of these from here.
 __all__ = ["PoolingParams", "RequestOutputKind", "SamplingParams", "StepParams", "StructuredOutputs"]
@@ -60,10 +63,13 @@ class SamplingParams:
 
     numpy's numbers are accepted and become Python's. `logprobs` and `prompt_logprobs` of -1 report the whole
     vocabulary, which max_logprobs must allow. `logprob_token_ids` names the tokens that are reported in place of the
-    likeliest, up to 128; they have no rank. With `flat_logprobs`, log-probabilities are FlatLogprobs in place of lists.
-    `max_tokens` may be 0 where `prompt_logprobs` is asked. `guided_decoding` is the older name of
-    `structured_outputs`, which has its value once it is made. `watermarking`, `routed_experts_prompt_start`,
-    `skip_reading_prefix_cache`, `skip_clone` and `stream_interval` change no answer here and are accepted.
+    likeliest, up to 128; they have no rank. `prompt_logprob_token_ids` (rows, N) names tokens at positions of the
+    prompt: row i those whose log-probabilities are wanted in the place of prompt token `prompt_logprob_start` + i + 1,
+    as lists or an array of integers; -1 fills a row up. They come as `RequestOutput.prompt_token_id_logprobs`.
+    With `flat_logprobs`, log-probabilities are FlatLogprobs in place of lists. `max_tokens` may be 0 where
+    log-probabilities of the prompt are asked. `guided_decoding` is the older name of `structured_outputs`, which has
+    its value once it is made. `watermarking`, `routed_experts_prompt_start`, `skip_reading_prefix_cache`, `skip_clone`
+    and `stream_interval` change no answer here and are accepted.
 
     Raises:
         ParamsError: a keyword is unknown or a value is wrong; the error names the parameter. The constructor raises it,
@@ -90,6 +96,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    prompt_logprob_token_ids: np.ndarray | list[list[int]] | None = None
+    prompt_logprob_start: int | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -148,7 +156,7 @@ class SamplingParams:
         if self.best_of is not None and self.best_of != self.n:
             raise ParamsError("best_of is not supported.", "Ask for n answers and choose.", param="best_of")
         # An answer without tokens leaves the prompt's log-probabilities.
-        fewest = 1 if self.prompt_logprobs is None else 0
+        fewest = 1 if self.prompt_logprobs is None and self.prompt_logprob_token_ids is None else 0
         self.max_tokens = whole("max_tokens", self.max_tokens, fewest, optional=True)
         self.min_tokens = whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -162,6 +170,7 @@ class SamplingParams:
         # The engine's max_logprobs limits them when the request is resolved.
         self.logprobs = whole("logprobs", _one_for_true(self.logprobs), -1, optional=True)
         self.prompt_logprobs = whole("prompt_logprobs", _one_for_true(self.prompt_logprobs), -1, optional=True)
+        self._verify_prompt_ids()
         self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, optional=True)
         if self.truncate_prompt_tokens == 0:
             raise ParamsError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
@@ -240,6 +249,18 @@ class SamplingParams:
                 "spaces_between_special_tokens=False is not available.",
                 "Leave it out.",
                 param="spaces_between_special_tokens",
+            )
+
+    def _verify_prompt_ids(self) -> None:
+        """Check the tokens that are named at positions of the prompt, and make an array of them."""
+        self.prompt_logprob_start = whole("prompt_logprob_start", self.prompt_logprob_start, 0, optional=True)
+        if self.prompt_logprob_token_ids is not None:
+            self.prompt_logprob_token_ids = table_of_ids("prompt_logprob_token_ids", self.prompt_logprob_token_ids)
+        elif self.prompt_logprob_start is not None:
+            raise ParamsError(
+                "prompt_logprob_start requires prompt_logprob_token_ids.",
+                "Name tokens, or leave it out.",
+                param="prompt_logprob_start",
             )
 
     def _verify_reported(self) -> None:

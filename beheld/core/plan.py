@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from beheld.core.pooling_params import Pooling
@@ -150,6 +150,7 @@ class PromptLogprobs:
         logprobs: (T), float32.
         ranks: (T), from 1, int32.
         top_ids, top_logprobs: (T, K), of the best K, int32 and float32.
+        named_logprobs: (T, N), of tokens that the request names, float32; None if it names none.
 
     Raises:
         ValueError: the columns differ in length.
@@ -160,10 +161,13 @@ class PromptLogprobs:
     ranks: np.ndarray
     top_ids: np.ndarray
     top_logprobs: np.ndarray
+    named_logprobs: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         shapes = {column.shape for column in (self.token_ids, self.logprobs, self.ranks)}
         if shapes != {self.top_ids.shape[:1]} or self.top_ids.shape != self.top_logprobs.shape:
+            raise ValueError("the columns of log-probabilities differ in length")
+        if self.named_logprobs is not None and self.named_logprobs.shape[:1] != self.token_ids.shape:
             raise ValueError("the columns of log-probabilities differ in length")
 
     def __len__(self) -> int:
@@ -183,18 +187,21 @@ class PromptLogprobs:
 
     def since(self, start: int) -> PromptLogprobs:
         """Those at positions from `start` on."""
-        return PromptLogprobs(*self._columns(slice(start, None)))
+        named = None if self.named_logprobs is None else self.named_logprobs[start:]
+        return replace(PromptLogprobs(*self._columns(slice(start, None))), named_logprobs=named)
 
     @staticmethod
     def joined(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
-        """Those of consecutive parts, which have the same K; of none, those of no position."""
+        """Those of consecutive parts, which have the same K and N; of none, those of no position."""
         import numpy as np
 
         if not parts:
             ids, values = np.zeros(0, np.int32), np.zeros(0, np.float32)
             return PromptLogprobs(ids, values, ids, ids.reshape(0, 0), values.reshape(0, 0))
         columns = zip(*(part._columns(slice(None)) for part in parts), strict=True)
-        return PromptLogprobs(*(np.concatenate(column) for column in columns))
+        named = [part.named_logprobs for part in parts if part.named_logprobs is not None]
+        joined = np.concatenate(named) if named else None
+        return replace(PromptLogprobs(*map(np.concatenate, columns)), named_logprobs=joined)
 
     def _columns(self, place: slice) -> list[np.ndarray]:
         columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from beheld.core.logits_processors import LogitsProcessor
 from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
 from beheld.core.structured_outputs import Grammar
+
+if TYPE_CHECKING:
+    import numpy as np
 
 GREEDY_BELOW = 1e-5
 
@@ -43,6 +47,20 @@ class ThinkingBudget:
     blank_ids: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, eq=False)
+class PromptIds:
+    """Tokens whose log-probabilities are reported at positions of a prompt.
+
+    Attributes:
+        start: the first position, from 0, whose next token is predicted; the following ones are all after it, up to the
+            last but one.
+        ids_TN: (T, N), int32: the tokens of each of these positions; -1 stands for none.
+    """
+
+    start: int
+    ids_TN: np.ndarray
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Resolved sampling parameters of one sequence: complete, checked, without further look-ups.
@@ -59,6 +77,7 @@ class Sampling:
         allowed_token_ids: if given, no other ids are sampled.
         bad_words_ids: token sequences that the answer must not contain.
         logprobs, prompt_logprobs: number of candidates to report besides the token itself; None means no report.
+        prompt_ids: further tokens that are reported at positions of the prompt; None for none.
         logprob_ids: the candidates of `logprobs`, in this order; empty for the likeliest.
         grammar: the answer's grammar; the sequence then has at most one token in flight.
         num_answered: how many of the prompt's last tokens are the answer's own, and follow the grammar already. If it
@@ -91,6 +110,7 @@ class Sampling:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_ids: PromptIds | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     num_answered: int | None = None
@@ -112,6 +132,20 @@ class Sampling:
             self.__dict__, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens, forced_ids=forced_ids
         )
         return made
+
+    @property
+    def reports_from(self) -> int | None:
+        """The first position of the prompt, from 0, whose next token is reported on; None if none is."""
+        if self.prompt_logprobs is not None:
+            return 0
+        return None if self.prompt_ids is None else self.prompt_ids.start
+
+    @property
+    def of_prompt_alone(self) -> Sampling:
+        """What decides which logits of the prompt are computed, and nothing else."""
+        named = self.prompt_ids
+        bare = None if named is None else PromptIds(named.start, named.ids_TN[:, :0])
+        return Sampling(prompt_logprobs=self.prompt_logprobs, prompt_ids=bare)
 
     @property
     def greedy(self) -> bool:

@@ -7,9 +7,12 @@ import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.core.errors import BeheldError, ParamsError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Longer names are not compared with the known ones.
 _MAX_MISSPELT = 128
@@ -69,6 +72,51 @@ def number(name: str, value: Any, low: float, high: float) -> Any:
             f"{name} must be from {low:g} to {high:g}, got {value}.", "Leave it out for the default.", param=name
         )
     return value
+
+
+def table_of_ids(name: str, value: Any) -> np.ndarray:
+    """Token ids as an array (rows, N), int32, of as many columns as the longest row has; -1 fills the others up.
+
+    Raises:
+        ParamsError: it is no list of lists of token ids or array of two dimensions, or is empty.
+    """
+    import numpy as np
+
+    shape: tuple[int, ...] = ()
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.integer):
+        shape = value.shape
+    elif isinstance(value, list | tuple) and all(isinstance(row, list | tuple) for row in value):
+        shape = len(value), max(map(len, value), default=0)
+    if len(shape) != 2 or 0 in shape:
+        raise ParamsError(
+            f"{name} must be a non-empty table of token ids: a list of lists, or an integer array of "
+            "shape [num_rows, num_ids].",
+            "Give one row for each position.",
+            param=name,
+        )
+    if isinstance(value, np.ndarray):
+        low, high = int(value.min()), int(value.max())
+    else:
+        wrong = [token for row in value for token in row if type(token) is not int and not _is_whole(token)]
+        if wrong:
+            raise ParamsError(
+                f"{name} must contain integer token ids, got {wrong[0]!r}.", "-1 fills a row up.", param=name
+            )
+        low, high = min(map(min, filter(None, value))), max(map(max, filter(None, value)))
+    if low < -1 or high >= 2**31:
+        raise ParamsError(
+            f"{name} holds out-of-vocab token ids: {low if low < -1 else high}.", "-1 fills a row up.", param=name
+        )
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, dtype=np.int32)
+    table = np.full(shape, -1, np.int32)
+    for place, row in enumerate(value):
+        table[place, : len(row)] = row
+    return table
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def sequence(name: str, value: Any) -> None:

@@ -228,6 +228,31 @@ class EngineCore:
             logger.info("The engine has woken up.")
         self._lacks = left | {EnginePart.SCHEDULING} if left else frozenset()
 
+    def checksums(self) -> dict[str, str]:
+        """See Executor.checksums.
+
+        Raises:
+            AsleepError: its memory was given back.
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        self.check_awake()
+        return self.executor.checksums()
+
+    def reset_weights(self) -> None:
+        """Make all weights zero, and forget what was computed with them. It must be paused: no step is in flight.
+
+        Raises:
+            ConfigError: the executor cannot read them again.
+            AsleepError: its memory was given back.
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        self.check_awake()
+        assert self._lacks, "a step may be in flight"
+        self.executor.reset_weights()
+        self.scheduler.clear_prefix_cache()
+
     @property
     def alive(self) -> bool:
         """False after a step failed for a reason other than a single sequence."""

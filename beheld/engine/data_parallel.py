@@ -11,6 +11,7 @@ What each message does:
 | ManageLoRA | all; one answer: whether one of them had the adapter, and the adapters of all |
 | Sleep, WakeUp | all, and Sleep every engine that starts meanwhile; one answer: all that one of them lacks |
 | Profile | all; one answer, with the first error |
+| CheckWeights | all; one answer: the weights of all, by the engine's number, with the first error |
 | ClearCache | all |
 | Close | all |
 
@@ -38,6 +39,7 @@ from beheld.engine.messages import (
     Abort,
     AddLoRA,
     Asleep,
+    CheckWeights,
     ClearCache,
     Died,
     Engine,
@@ -57,6 +59,7 @@ from beheld.engine.messages import (
     Submit,
     Unread,
     WakeUp,
+    WeightsChecked,
 )
 from beheld.engine.routing import Route, Router
 from beheld.engine.stats import EngineReport, EngineState, EngineStats, total
@@ -260,7 +263,7 @@ class DataParallelEngines:
             self._asleep = _after_sleep(self._asleep, message)
         elif isinstance(message, WakeUp):
             self._asleep = _after_waking(self._asleep, message)
-        if isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile):
+        if isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile | CheckWeights):
             self._calls[message.number] = _Call(set(serving))
         for index in serving:
             self._send_to(index, message)
@@ -288,8 +291,8 @@ class DataParallelEngines:
                 replies = self._died(index, reply.reason)
             elif isinstance(reply, Unread):
                 replies = self._unread(index, member, reply)
-            elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
-                replies = self._answered(index, reply.number, reply)
+            elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | WeightsChecked):
+                replies = self._answered(index, reply.number, _of_engine(reply, index))
             else:
                 raise AssertionError(f"engines do not send {type(reply).__name__} here")
             # Under the lock: what a moved request's new engine says must not overtake what its former one said.
@@ -372,6 +375,10 @@ class DataParallelEngines:
         profiled = [reply for reply in call.replies if isinstance(reply, Profiled)]
         if profiled:
             return [Profiled(number, next((reply.error for reply in profiled if reply.error is not None), None))]
+        checked = [reply for reply in call.replies if isinstance(reply, WeightsChecked)]
+        if checked:
+            digests = {name: digest for reply in checked for name, digest in reply.digests.items()}
+            return [WeightsChecked(number, digests, next((each.error for each in checked if each.error), None))]
         asleep = [reply for reply in call.replies if isinstance(reply, Asleep)]
         if asleep:
             lacks = frozenset[EnginePart]().union(*(reply.lacks for reply in asleep))
@@ -489,6 +496,14 @@ class DataParallelEngines:
 
     def _start(self, index: int, engine: Engine) -> None:
         engine.start(lambda reply: self._take(index, engine, reply))
+
+
+def _of_engine(reply: Reply, index: int) -> Reply:
+    """The reply with the number of its engine where it names what the engine has."""
+    if not isinstance(reply, WeightsChecked):
+        return reply
+    digests = {f"dp{index}:{name.partition(':')[2]}": digest for name, digest in reply.digests.items()}
+    return replace(reply, digests=digests)
 
 
 def _after_sleep(sent: list[Sleep | WakeUp], message: Sleep) -> list[Sleep | WakeUp]:

@@ -28,6 +28,7 @@ from beheld.engine.messages import (
     Abort,
     AddLoRA,
     Asleep,
+    CheckWeights,
     ClearCache,
     Close,
     Died,
@@ -54,6 +55,7 @@ from beheld.engine.messages import (
     TryItems,
     Unread,
     WakeUp,
+    WeightsChecked,
 )
 from beheld.structured.compile import Compiler
 from beheld.structured.rows import GrammarRows
@@ -353,6 +355,8 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
                 _handle(core, prepared, reply, waiting)
     elif isinstance(message, Profile):
         reply(Profiled(message.number, _profiled(core, message.folder)))
+    elif isinstance(message, CheckWeights):
+        reply(_checked(core, message))
     elif isinstance(message, TryItems):
         reply(Tried(_tried(core, message.items)))
     elif isinstance(message, Read):
@@ -430,6 +434,19 @@ def _profiled(core: EngineCore, folder: str | None) -> BeheldError | None:
     except UserError as error:
         return error
     return None
+
+
+def _checked(core: EngineCore, message: CheckWeights) -> WeightsChecked:
+    """Tell what the weights are, or make them zero."""
+    try:
+        if message.reset:
+            core.reset_weights()
+            return WeightsChecked(message.number, {})
+        return WeightsChecked(message.number, {f"dp0:{name}": found for name, found in core.checksums().items()})
+    except (UserError, EngineError) as error:
+        if not core.alive:
+            raise
+        return WeightsChecked(message.number, {}, error)
 
 
 def _tried(core: EngineCore, items: Sequence[MediaItem]) -> BeheldError | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -95,6 +95,14 @@ class Profile:
 
     number: int
     folder: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckWeights:
+    """Answer with WeightsChecked: what the weights are; with `reset`, make them all zero, while no step is computed."""
+
+    number: int
+    reset: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +221,19 @@ class Profiled:
     error: BeheldError | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class WeightsChecked:
+    """The answer to CheckWeights with the same number.
+
+    Attributes:
+        digests: the SHA-256 of each tensor by its name, see Executor.checksums; empty if they were reset.
+    """
+
+    number: int
+    digests: Mapping[str, str]
+    error: BeheldError | None = None
+
+
 @dataclass(frozen=True)
 class Tried:
     """The answer to TryItems: what was wrong, if anything."""
@@ -260,6 +281,7 @@ Message = (
     | Sleep
     | WakeUp
     | Profile
+    | CheckWeights
     | TryItems
     | ClearCache
     | Tokenizer
@@ -269,7 +291,7 @@ Message = (
     | Unread
     | Close
 )
-Reply = Events | Pong | LoRAAdded | LoRAsManaged | Asleep | WakingUp | Profiled | Tried | Unread | Died
+Reply = Events | Pong | LoRAAdded | LoRAsManaged | Asleep | WakingUp | Profiled | WeightsChecked | Tried | Unread | Died
 
 
 class Engine(Protocol):

@@ -26,6 +26,7 @@ from beheld.core.config import (
 )
 from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
+from beheld.core.logits_processors import of_pooling
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.core.value_checks import nearest
@@ -282,7 +283,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         kv_cache_bytes=args.kv_cache_memory_bytes,
         num_blocks_override=args.num_gpu_blocks_override,
         trust_remote_code=args.trust_remote_code,
-        logits_processors=tuple(args.logits_processors or ()),
+        logits_processors=_processors(args, info),
         show_progress=args.use_tqdm_on_load,
         max_logprobs=args.max_logprobs,
         quantization=_quantization(args, info, platform, dtype),
@@ -414,6 +415,18 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
             platform.label,
         )
     return wanted
+
+
+def _processors(args: EngineArgs, info: ModelInfo) -> tuple[Any, ...]:
+    """Return the engine's logits processors.
+
+    Raises:
+        ConfigError: there are some for a model that pools.
+    """
+    if info.pooler is None:
+        return tuple(args.logits_processors or ())
+    of_pooling(args.logits_processors)
+    return ()
 
 
 def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str) -> str:

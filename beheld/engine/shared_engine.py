@@ -25,6 +25,7 @@ from beheld.engine.messages import (
     Abort,
     AddLoRA,
     Asleep,
+    CheckWeights,
     ClearCache,
     Close,
     Died,
@@ -45,6 +46,7 @@ from beheld.engine.messages import (
     Unread,
     WakeUp,
     WakingUp,
+    WeightsChecked,
 )
 from beheld.engine.stats import EngineReport
 from beheld.utils.log import get_logger
@@ -141,10 +143,11 @@ class SharedEngine:
             # No event follows.
             with self._lock:
                 self._view_by_id.pop(message.request_id, None)
-        elif isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile):
+        elif isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile | CheckWeights):
             with self._lock:
                 self._view_by_number[message.number] = view
-            if isinstance(message, WakeUp):
+            if isinstance(message, WakeUp | CheckWeights):
+                # Both may take minutes, in which the engine says nothing.
                 self._tell_others(view, WakingUp(message.number))
         elif not isinstance(message, Abort | ClearCache):
             logger.error("A front sent a %s, which is dropped.", type(message).__name__)
@@ -181,13 +184,13 @@ class SharedEngine:
         """Called in a thread of the engine's side."""
         if isinstance(reply, Events):
             self._share_out(reply)
-        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
+        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | WeightsChecked):
             with self._lock:
                 view = self._view_by_number.pop(reply.number, None)
                 if isinstance(reply, Asleep):
                     self._asleep = reply if reply.lacks else None
             (self._receive if view is None else view.receive)(reply)
-            if isinstance(reply, Asleep):
+            if isinstance(reply, Asleep | WeightsChecked):
                 self._tell_others(view, reply)
         elif isinstance(reply, Unread):
             self._share_out_unread(reply)

@@ -140,6 +140,16 @@ class Executor(Protocol):
             ModelError, CapacityError: it sleeps on; a later call may succeed.
         """
 
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each tensor of weights, by pp{stage}:pcp0:tp{rank}:{name}; adapters are left out."""
+
+    def reset_weights(self) -> None:
+        """Make all weights zero. No step may be in flight; `sleep` at level 2 and `wake_up` read them again.
+
+        Raises:
+            ConfigError: this executor cannot sleep, and so could not read them again.
+        """
+
     def check(self) -> None:
         """Check that steps can still run, without running one.
 

@@ -138,6 +138,14 @@ class LocalExecutor:
         if isinstance(self._runner, SleepingRunner):
             self._runner = self._runner.wake_up(parts) or self._runner
 
+    def checksums(self) -> dict[str, str]:
+        """See Executor."""
+        return {f"pp0:pcp0:tp0:{name}": digest for name, digest in self.runner.checksums().items()}
+
+    def reset_weights(self) -> None:
+        """See Executor."""
+        self.runner.reset_weights()
+
     def check(self) -> None:
         """See Executor; a device that is lost shows in its next step."""
 

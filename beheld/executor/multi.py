@@ -13,7 +13,7 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +34,9 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskChecksums,
     AskMissing,
+    Checksums,
     CloseRank,
     Joining,
     Missing,
@@ -417,6 +419,24 @@ class MultiExecutor:
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:
         """See Executor; it never sleeps."""
+
+    def checksums(self) -> dict[str, str]:
+        """See Executor."""
+        self._tell_all(AskChecksums())
+        found = self._named(0, self._local.runner.checksums())
+        for each in self._ranks:
+            found |= self._named(each.rank, _answer(each, Checksums, self._watchdog, _START_S).digests)
+        return found
+
+    def _named(self, rank: int, digests: Mapping[str, str]) -> dict[str, str]:
+        shared, stages = self.config.tensor_parallel_size, self.config.pipeline_parallel_size
+        # Rank 0 is of the last stage.
+        place = f"pp{stages - 1 - rank // shared}:pcp0:tp{rank % shared}"
+        return {f"{place}:{name}": digest for name, digest in digests.items()}
+
+    def reset_weights(self) -> None:
+        """See Executor; it never sleeps."""
+        self.check_sleeps()
 
     def check(self) -> None:
         """See Executor."""

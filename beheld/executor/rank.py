@@ -22,7 +22,9 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskChecksums,
     AskMissing,
+    Checksums,
     CloseRank,
     Joining,
     Missing,
@@ -125,6 +127,8 @@ class Rank:
             self._answers.send(Synced(message.number, self._group.entered))
         elif isinstance(message, AskMissing):
             self._answers.send(Missing(message.number, self._runner.missing(message.digests)))
+        elif isinstance(message, AskChecksums):
+            self._answers.send(Checksums(self._runner.checksums()))
         elif isinstance(message, RankItems):
             # The first rank tells of an error: all ranks agree on whether there is one.
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -21,7 +21,7 @@ from beheld.core.errors import BeheldError
 from beheld.core.media import MediaItem
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.core.request import LoRARequest
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import PromptIds, Sampling
 from beheld.wire.codec import Codec
 
 
@@ -174,6 +174,18 @@ class PinLoRA:
 
 
 @dataclass(frozen=True)
+class AskChecksums:
+    """Answer with Checksums."""
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """The SHA-256 of each of this rank's tensors of weights."""
+
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """This rank cannot go on."""
 
@@ -190,9 +202,9 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
-        *(Sampling, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
+        *(Sampling, PromptIds, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
-        *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
+        *(AskChecksums, Checksums, AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
 )
 
@@ -230,7 +242,7 @@ def with_features(step: Step, takes: Callable[[EncodeItem], bool]) -> Step:
 
 def _needed(given: Sampling | pooling_params.Pooling) -> Sampling | pooling_params.Pooling:
     """Return what a rank that does not sample needs: which logits of the prompt are computed."""
-    return Sampling(prompt_logprobs=given.prompt_logprobs) if isinstance(given, Sampling) else given
+    return given.of_prompt_alone if isinstance(given, Sampling) else given
 
 
 def unpacked(step: Step, num_groups: int) -> StepPlan:

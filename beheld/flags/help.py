@@ -106,7 +106,8 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "logits_processors": (
         "none",
         "classes or functions as `module:name`, which change the logits of all requests; `vllm_xargs` of a request "
-        "reaches classes, in which `import vllm` gives beheld",
+        "reaches classes, in which `import vllm` gives beheld. `serve` and `batch` also load those of installed "
+        "packages (entry points of `vllm.logits_processors`). They keep the engine in a thread",
     ),
     "mm_processor_kwargs": ("none", "JSON of options of the model's processor, for all requests"),
     "media_io_kwargs": ("none", 'how media are read, as `{"video": {"num_frames": 16}}`'),

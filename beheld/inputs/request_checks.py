@@ -76,7 +76,7 @@ class RequestChecks:
                 param="prompt_embeds",
                 or_engine="start it with enable_prompt_embeds=True, with a model of text",
             )
-        for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+        for name in ("prompt_logprobs", "prompt_logprob_token_ids", "truncate_prompt_tokens"):
             if getattr(params, name, None) is not None:
                 raise ParamsError(f"A prompt of embeddings has no ids for {name}.", "Leave it out.", param=name)
 

@@ -29,6 +29,8 @@ class ModelAdapter(Protocol):
     """
 
     info: ModelInfo
+    model: nn.Module
+    """What computes, with its weights."""
     device: torch.device
     dtype: torch.dtype
     lora: LoRASlots | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +19,22 @@ from beheld.core.pooling_params import Pooling
 from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
+
+
+class PromptTarget(NamedTuple):
+    """What is reported of a slice of a prompt.
+
+    Attributes:
+        row: the row.
+        start: the first position whose next token is reported on.
+        part: the places of these positions among the wanted.
+        ids: the tokens that follow them.
+    """
+
+    row: int
+    start: int
+    part: slice
+    ids: np.ndarray
 
 
 @dataclass(eq=False)
@@ -34,7 +51,7 @@ class Layout:
         sampling: slices that sample, in order. The first of the wanted tokens are theirs: the last `SeqSlice.wanted`
             of each.
         lora_slots_T: the slot of each token's LoRA adapter (0: none).
-        prompt_targets: of slices that report prompt log-probabilities: (slice, its part of the wanted, ids predicted).
+        prompt_targets: of slices that report prompt log-probabilities.
         both_ways: see AttnMetadata.
     """
 
@@ -44,7 +61,7 @@ class Layout:
     arrays: dict[str, np.ndarray]
     sampling: list[SeqSlice]
     lora_slots_T: np.ndarray
-    prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
+    prompt_targets: list[PromptTarget]
     both_ways: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
@@ -80,7 +97,7 @@ class Batch:
     sampling: list[SeqSlice]
     sampled_P: Tensor
     lora_slots_T: np.ndarray
-    prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
+    prompt_targets: list[PromptTarget]
 
     @property
     def num_sampled(self) -> int:
@@ -139,7 +156,7 @@ def _lay_out_any(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_
     first_token = [stop - count for stop, count in zip(stops, counts, strict=True)]
     sampling = [s for s in ordered if s.wanted]
     wanted = _wanted([s.wanted for s in ordered], stops)
-    targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
+    targets: list[PromptTarget] = []
     if info.pooler is None:
         reported: list[int] = []
         for piece, first in zip(ordered, first_token, strict=True):
@@ -192,16 +209,17 @@ def _want_prompt(
     rows: Rows,
     num_before: int,
     wanted: list[int],
-    targets: list[tuple[SeqSlice, slice, np.ndarray]],
+    targets: list[PromptTarget],
 ) -> None:
     """The logits at position p are those of the prompt's token at p + 1; `num_before` others are wanted before them."""
     row = rows[piece.row]
     last = min(piece.stop, row.num_prompt - 1)
-    if isinstance(row.params, Pooling) or row.params.prompt_logprobs is None or piece.start >= last:
+    since = None if isinstance(row.params, Pooling) else row.params.reports_from
+    if since is None or (begin := max(piece.start, since)) >= last:
         return
-    part = slice(num_before + len(wanted), num_before + len(wanted) + last - piece.start)
-    wanted.extend(range(first, first + last - piece.start))
-    targets.append((piece, part, row.token_ids[piece.start + 1 : last + 1]))
+    part = slice(num_before + len(wanted), num_before + len(wanted) + last - begin)
+    wanted.extend(range(first + begin - piece.start, first + last - piece.start))
+    targets.append(PromptTarget(piece.row, begin, part, row.token_ids[begin + 1 : last + 1]))
 
 
 def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> dict[str, np.ndarray]:

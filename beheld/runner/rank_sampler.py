@@ -2,7 +2,7 @@
 
 Only the first rank keeps what sampling needs: parameters, histories, grammars' masks, a user's logits processors.
 
-Shapes: B rows of a batch, V vocabulary, T positions of a prompt.
+Shapes: B rows of a batch, V vocabulary, T positions of a prompt, N tokens that are named.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class RankSampler:
         if self._sampler is not None:
             self._sampler.append(rows, ids_B)
 
-    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> PromptLogprobs | None:
+    def prompt_logprobs(
+        self, logits_TV: Tensor, target_ids_T: Tensor, k: int, named_TN: Tensor | None = None
+    ) -> PromptLogprobs | None:
         """See Sampler; None on the other ranks."""
-        return None if self._sampler is None else self._sampler.prompt_logprobs(logits_TV, target_ids_T, k)
+        return None if self._sampler is None else self._sampler.prompt_logprobs(logits_TV, target_ids_T, k, named_TN)

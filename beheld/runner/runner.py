@@ -27,6 +27,7 @@ from beheld.core.plan import (
 )
 from beheld.core.request import LoRARequest
 from beheld.core.sampling import Sampling
+from beheld.models import weight_tensors
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup
@@ -50,6 +51,7 @@ from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 from beheld.sample.filters import Masks
+from beheld.sample.logprobs import named_at
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
@@ -372,20 +374,19 @@ class ModelRunner:
 
     def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, PromptLogprobs]:
         """Reports of prompts, whose logits are never held all at once."""
-        parts = [
-            (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
-            for piece, part, target in batch.prompt_targets
-            for start in range(part.start, part.stop, PROMPT_ROWS)
-        ]
         reports: dict[int, list[PromptLogprobs]] = {}
-        for row, part, target in parts:
-            logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
-            target_T = torch.from_numpy(target).to(logits_TV.device)
+        for row, start, part, target in batch.prompt_targets:
             params = self.rows[row].params
-            k = params.prompt_logprobs or 0 if isinstance(params, Sampling) else 0
-            report = self.sampler.prompt_logprobs(logits_TV, target_T, k)
-            if report is not None:
-                reports.setdefault(row, []).append(report)
+            assert isinstance(params, Sampling), "a prompt to be pooled has no log-probabilities"
+            named = params.prompt_ids
+            for done in range(0, len(target), PROMPT_ROWS):
+                places = slice(part.start + done, min(part.start + done + PROMPT_ROWS, part.stop))
+                logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[places]))
+                target_T = torch.from_numpy(target[done : done + PROMPT_ROWS]).to(logits_TV.device)
+                named_TN = None if named is None else named_at(named, start + done, len(target_T), logits_TV.device)
+                report = self.sampler.prompt_logprobs(logits_TV, target_T, params.prompt_logprobs or 0, named_TN)
+                if report is not None:
+                    reports.setdefault(row, []).append(report)
         return {row: PromptLogprobs.joined(parts) for row, parts in reports.items()}
 
     def _sample(
@@ -512,6 +513,14 @@ class ModelRunner:
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` whose embeddings are not on the device."""
         return tuple(digest for digest in digests if digest not in self.encoder)
+
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each tensor of weights."""
+        return weight_tensors.checksums(self._adapter.model)
+
+    def reset_weights(self) -> None:
+        """Make all weights zero."""
+        weight_tensors.reset_(self._adapter.model)
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.

@@ -1,17 +1,19 @@
 """Log-probabilities of the raw logits: of the sampled token, its rank, and the best few, or those of given tokens.
 
-Shapes: L rows that request a report, T positions, V vocabulary, K candidates.
+Shapes: L rows that request a report, T positions, V vocabulary, K candidates, N tokens that are named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from beheld.core.plan import PromptLogprobs, TokenLogprobs
+from beheld.core.sampling import PromptIds
 from beheld.platform.host_copy import copied
 
 # Prompt positions handled at once, so that float32 copies of bfloat16 logits stay small.
@@ -86,10 +88,36 @@ def report(
     )
 
 
-def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int) -> PromptLogprobs:
-    """The report of each position's known next token, on the host."""
+def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int, named_TN: Tensor | None = None) -> PromptLogprobs:
+    """The report of each position's known next token, on the host.
+
+    `named_TN` holds the ids of further tokens to report on; of -1, minus infinity is reported.
+    """
     parts = [
         report(logits_TV[start : start + _CHUNK], targets_T[start : start + _CHUNK], num_top)
         for start in range(0, len(targets_T), _CHUNK)
     ]
-    return PromptLogprobs.joined([part.as_columns() for part in parts])
+    joined = PromptLogprobs.joined([part.as_columns() for part in parts])
+    if named_TN is None:
+        return joined
+    named = [
+        _of_named(logits_TV[start : start + _CHUNK], named_TN[start : start + _CHUNK])
+        for start in range(0, len(targets_T), _CHUNK)
+    ]
+    return replace(joined, named_logprobs=torch.cat(named).cpu().numpy())
+
+
+def named_at(named: PromptIds, start: int, count: int, device: torch.device) -> Tensor:
+    """The tokens (count, N), int64, that are named for the positions of a prompt from `start` on."""
+    before = min(count, max(0, named.start - start))
+    first = start + before - named.start
+    # An array from another process is read-only, which tensors are not.
+    ids_TN = torch.tensor(named.ids_TN[first : first + count - before], dtype=torch.int64)
+    # Earlier positions, of which only the likeliest are wanted, have no tokens.
+    return torch.nn.functional.pad(ids_TN, (0, 0, before, 0), value=-1).to(device)
+
+
+def _of_named(logits_TV: Tensor, named_TN: Tensor) -> Tensor:
+    logits_TV = logits_TV.float()
+    found_TN = logits_TV.gather(-1, named_TN.clamp(min=0)) - logits_TV.logsumexp(-1, keepdim=True)
+    return found_TN.masked_fill(named_TN < 0, float("-inf"))

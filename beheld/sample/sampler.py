@@ -159,9 +159,14 @@ class Sampler:
                 state.tokens[state.length :] = [ids[b]]
 
     @torch.inference_mode()
-    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> PromptLogprobs:
-        """Log-probabilities of `target_ids_T` and of the `k` best at each position; waits for the device."""
-        return report_prompt(logits_TV, target_ids_T, k)
+    def prompt_logprobs(
+        self, logits_TV: Tensor, target_ids_T: Tensor, k: int, named_TN: Tensor | None = None
+    ) -> PromptLogprobs:
+        """Log-probabilities of `target_ids_T`, of the `k` best at each position and of the tokens in `named_TN`.
+
+        Waits for the device.
+        """
+        return report_prompt(logits_TV, target_ids_T, k, named_TN)
 
     def _rewind(self, state: RowState, length: int) -> None:
         """Forget tokens at positions from `length` on: the step is launched again."""

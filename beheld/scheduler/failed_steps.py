@@ -30,7 +30,7 @@ def stand_in(sequence: Sequence, piece: SeqSlice, admission: Admission | None) -
     """A sequence of zeros that computes `piece`; `admission` is the row's own in the same plan, if it has one."""
     params = sequence.params
     if isinstance(params, Sampling):
-        params = Sampling(prompt_logprobs=params.prompt_logprobs)
+        params = params.of_prompt_alone
     zeros = (0,) * max(sequence.num_prompt, piece.stop)
     if admission is not None:
         return admission._replace(token_ids=(0,) * len(admission.token_ids), spans=(), params=params)

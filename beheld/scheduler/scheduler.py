@@ -922,5 +922,6 @@ def _collect_prompt(sequence: Sequence, piece: SeqSlice, report: PromptLogprobs 
     have = sequence.prompt_logprobs
     if have is not None and report is not None and len(report):
         count = sequence.num_reported
-        assert piece.start <= count, "log-probabilities of the prompt are missing"
-        have.append(report.since(count - piece.start))
+        begin = max(piece.start, sequence.reports_from)
+        assert begin <= count, "log-probabilities of the prompt are missing"
+        have.append(report.since(count - begin))

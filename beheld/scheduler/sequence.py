@@ -106,7 +106,8 @@ class Sequence:
         checkpoints: blocks of its prompt after which a recurrent state, or the inputs of a short convolution, are kept
             for others, see checkpoints.py; None if none are kept, of its answer neither.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
-        prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived, in parts; None if not asked for.
+        prompt_logprobs: those of the prompt's positions after `reports_from` as far as they arrived, in parts; None if
+            not asked for.
         repetition: follows an answer that ends if it repeats itself; else None.
         silent: True until the first event.
         added_s: when it arrived, on the monotonic clock.
@@ -199,7 +200,7 @@ class Sequence:
             embed_ranges=tuple([found for found in map(embed_range, spans) if found is not None]) if spans else (),
             views=tuple(map(_view, spans)) if spans else (),
             state_items=tuple({s.item.digest: s.item for s in spans if s.item.num_states}.values()) if spans else (),
-            prompt_logprobs=None if sampling is None or sampling.prompt_logprobs is None else [],
+            prompt_logprobs=None if sampling is None or sampling.reports_from is None else [],
             end=num_prompt,
         )
 
@@ -214,9 +215,14 @@ class Sequence:
         return self.num_computed < len(self.token_ids) - 1
 
     @property
+    def reports_from(self) -> int:
+        """The first position of the prompt, from 0, whose next token is reported on."""
+        return (self.params.reports_from or 0) if isinstance(self.params, Sampling) else 0
+
+    @property
     def num_reported(self) -> int:
-        """Positions of the prompt, from 1 on, whose log-probabilities have arrived."""
-        return sum(map(len, self.prompt_logprobs or ()))
+        """Positions of the prompt, from 1 on, whose log-probabilities have arrived, or are not wanted."""
+        return self.reports_from + sum(map(len, self.prompt_logprobs or ()))
 
     @property
     def may_hit(self) -> bool:

@@ -171,6 +171,8 @@ class AnswerSender:
         """Hold the most bytes of a request's log-probabilities, until its answer has ended."""
         answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
         answers = "logprob_token_ids" if body.logprob_token_ids else answers
+        named = "prompt_logprob_token_ids"
+        answers = named if getattr(body, named, None) is not None else answers
         prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
         return self._admission.hold_columns(most, "prompt_logprobs" if prompts else answers, client)
 

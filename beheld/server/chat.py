@@ -158,7 +158,7 @@ async def _chunks(
                     first["prompt_text"] = output.prompt
                 yield first
                 if output.prompt_entries is not None:
-                    entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
+                    entries = LongList(partial(prompt_logprobs, output.prompt_entries))
                     yield {**base, "choices": [], "prompt_logprobs": entries}
             for answer in output.outputs:
                 total += len(answer.token_ids)
@@ -295,7 +295,8 @@ def columns_bytes(
     return answers + most_prompt * PromptLogprobs.position_bytes(max(0, body.prompt_logprobs))
 
 
-def _prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, Any] | None]:
+def prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, Any] | None]:
+    """The entries of a prompt's positions in vLLM's form; the first one is None."""
     for entry in entries:
         yield (
             None

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, Logprob, PromptEntries, RequestOutput
 from beheld.core.plan import PromptLogprobs
 from beheld.server import limits
-from beheld.server.chat import ChunkHead
+from beheld.server.chat import ChunkHead, prompt_logprobs
 from beheld.server.errors import HttpError
+from beheld.server.generate_schema import TokensCompletion
 from beheld.server.json_pieces import SHORT, LongList
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import answer_bytes, beams_of, check_answers, check_named, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, token_name, usage_of
 from beheld.utils.loop_share import LoopShare
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,12 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
 def prompt_columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int) -> int:
     """The most bytes that the log-probabilities of the prompts take."""
     num_top = _num_prompt_logprobs(body)
+    table = body.prompt_logprob_token_ids if isinstance(body, TokensCompletion) else None
+    named = 0 if table is None else table.size * limits.SCORE_BYTES
     if num_top is None:
-        return 0
+        return named
     positions = sum(min(max_model_len, _most_tokens(prompt) + 1) for prompt in prompts)
-    return positions * PromptLogprobs.position_bytes(max(0, num_top))
+    return named + positions * PromptLogprobs.position_bytes(max(0, num_top))
 
 
 def answer_columns_bytes(
@@ -98,7 +106,8 @@ def answer_columns_bytes(
 
 def without_prompts(body: CompletionRequest) -> CompletionRequest:
     """The request without its prompts and what its parameters have, which may be large."""
-    return body.model_copy(update={"prompt": "", **dict.fromkeys(_OF_PLANS)})
+    further = ("prompt_logprob_token_ids",) if isinstance(body, TokensCompletion) else ()
+    return body.model_copy(update={"prompt": "", **dict.fromkeys((*_OF_PLANS, *further))})
 
 
 def _most_tokens(prompt: Prompt) -> int:
@@ -180,6 +189,8 @@ def chunks(
             "logprobs": None if body.logprob_token_ids else body.logprobs,
         }
         own["prompt_logprobs"] = _num_prompt_logprobs(body)
+        if isinstance(body, TokensCompletion):
+            own |= {name: getattr(body, name) for name in ("prompt_logprob_token_ids", "prompt_logprob_start")}
         if _only_echo(body):
             # The engine answers with a token at least, which is not shown.
             own["max_tokens"] = 1
@@ -323,8 +334,11 @@ async def _chunks(
     prompts: dict[int, tuple[str, EchoedTokens | None]] = {}
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
+            if output.prompt_token_id_logprobs is not None:
+                scores = _as_file(output.prompt_token_id_logprobs)
+                yield {**base, "choices": [{"index": number * n, "text": "", "prompt_token_id_logprobs": scores}]}
             if body.prompt_logprobs is not None and output.prompt_entries is not None:
-                entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
+                entries = LongList(partial(prompt_logprobs, output.prompt_entries))
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_logprobs": entries}]}
             for answer in output.outputs:
                 index = number * n + answer.index
@@ -374,9 +388,13 @@ async def _chunks(
     yield {**base, "choices": [], "usage": {**totals, "prompt_tokens_details": {"cached_tokens": cached}}}
 
 
-def _prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, float] | None]:
-    for entry in entries:
-        yield None if entry is None else {str(k): max(v.logprob, LEAST) for k, v in entry.items()}
+def _as_file(scores: np.ndarray) -> str:
+    """An array as a .npy file, in base64."""
+    import numpy as np
+
+    written = io.BytesIO()
+    np.save(written, scores)
+    return base64.b64encode(written.getbuffer()).decode()
 
 
 def _choice(

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 from beheld.server.errors import HttpError
-from beheld.server.generate_schema import GenerateParams, GenerateRequest
+from beheld.server.generate_schema import GenerateParams, GenerateRequest, TokensCompletion
 from beheld.server.json_pieces import LongList
-from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk
 
 
-def completion_of(body: GenerateRequest, longest: int | None) -> CompletionRequest:
+def completion_of(body: GenerateRequest, longest: int | None) -> TokensCompletion:
     """The request as one for a completion of its ids.
 
     Args:
@@ -21,7 +20,7 @@ def completion_of(body: GenerateRequest, longest: int | None) -> CompletionReque
             checkpoint states one.
 
     Raises:
-        HttpError: it asks for a text and for none.
+        HttpError: it asks for a text and for none, or for a stream of what is no part of one.
     """
     given = {name: getattr(body.sampling_params, name) for name in GenerateParams.model_fields}
     if given.pop("detokenize") is False and body.output_mode == "text":
@@ -35,7 +34,14 @@ def completion_of(body: GenerateRequest, longest: int | None) -> CompletionReque
         # As in a chat. A prompt that leaves no room is refused for its length.
         length, keep = len(body.token_ids), given["truncate_prompt_tokens"] or 0
         given["max_tokens"] = max(1, longest - (min(length, keep) if keep > 0 else length))
-    return CompletionRequest.model_construct(
+    if body.stream and given["prompt_logprob_token_ids"] is not None:
+        raise HttpError(
+            400,
+            "prompt_logprob_token_ids are not sent in a stream.",
+            "Set stream to false.",
+            param="sampling_params.prompt_logprob_token_ids",
+        )
+    return TokensCompletion.model_construct(
         **given,
         **{name: getattr(body, name) for name in ("model", "stream", "stream_options", "cache_salt", "priority")},
         prompt=body.token_ids,
@@ -61,8 +67,9 @@ async def chunks(
             made |= {name: chunk[name] for name in ("usage", "warnings") if name in chunk}
             made["choices"] = []
             for choice in chunk["choices"]:
-                if "prompt_logprobs" in choice:
-                    made["prompt_logprobs"] = choice["prompt_logprobs"]
+                for name in ("prompt_logprobs", "prompt_token_id_logprobs"):
+                    if name in choice:
+                        made[name] = choice[name]
                 if tells_prompt and "prompt_token_ids" in choice:
                     made["prompt_token_ids"] = choice["prompt_token_ids"]
                 if "token_ids" in choice:

@@ -5,12 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from beheld.core.value_checks import table_of_ids
 from beheld.server import limits
-from beheld.server.body_schema import Body, Ids, Name, Whole
+from beheld.server.body_schema import Body, Ids, Name, Whole, wrong
 from beheld.server.pooling_schema import Pooled
-from beheld.server.schema import SamplingFields, StreamOptions
+from beheld.server.schema import CompletionRequest, SamplingFields, StreamOptions
+
+_PaddedId = Annotated[int, Field(ge=-1, lt=2**31)]
+_PaddedIds = Annotated[list[_PaddedId], Field(fail_fast=True)]
+# Cells that are checked in one step, which keeps the interpreter lock.
+_CELLS_A_STEP = 16_384
+
+
+def _as_table(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """The rows as an array, checked in steps between which other threads run."""
+    if not isinstance(given, list) or not all(isinstance(row, list) for row in given):
+        return check(given)
+    width = max(map(len, given), default=0)
+    if width == 0:
+        raise wrong("The table must be non-empty", "Send a row of token ids for each position.")
+    if len(given) * width > limits.MAX_TABLE_CELLS:
+        raise wrong(
+            f"The table of {len(given)} rows by {width} has more than {limits.MAX_TABLE_CELLS} cells",
+            "Name fewer tokens, or send several requests with prompt_logprob_start.",
+        )
+    a_step = max(1, _CELLS_A_STEP // max(1, width))
+    for start in range(0, len(given), a_step):
+        try:
+            check(given[start : start + a_step])
+        except ValidationError:
+            # Once more from the beginning, so that the error names the row's place in the whole list.
+            return check(given)
+    return table_of_ids("prompt_logprob_token_ids", given)
+
+
+_Table = Annotated[list[_PaddedIds], Field(fail_fast=True), WrapValidator(_as_table)]
 
 
 class GenerateParams(SamplingFields):
@@ -37,7 +68,16 @@ class GenerateParams(SamplingFields):
     logprobs: Whole | None = None
     prompt_logprobs: Whole | None = None
     logprob_token_ids: Ids | None = None
+    prompt_logprob_token_ids: _Table | None = None
+    prompt_logprob_start: Whole | None = None
     detokenize: bool | None = None
+
+
+class TokensCompletion(CompletionRequest):
+    """What /inference/v1/generate asks for, as a completion: no body of a route."""
+
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: Whole | None = None
 
 
 class GenerateRequest(Body):

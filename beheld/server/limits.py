@@ -22,6 +22,12 @@ MAX_REPEATED_VALUES = 1 << 15
 MAX_ANSWERS = 64
 # The most texts of one request that pools.
 MAX_INPUTS = 2048
+# Tensors whose digests one request names.
+MAX_TENSORS = 1 << 17
+# Cells of a table of token ids for positions of a prompt, 4 bytes each: 32 tokens at each of 131,072 positions.
+MAX_TABLE_CELLS = 1 << 22
+# Bytes of one of their log-probabilities, as a number, and in base64 twice.
+SCORE_BYTES = 15
 MAX_NAME = 512
 # Fields of messages that nobody knows, and an answer names.
 MAX_NOTES = 64

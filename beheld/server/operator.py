@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError, EngineError, LoRAMissingError, UserError
+from beheld.server import limits
 from beheld.server.adapters import Adapters
 from beheld.server.body_schema import Body, Name
 from beheld.server.errors import HttpError
@@ -52,6 +53,22 @@ class SageMakerAdapter(Body):
     src: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
+class WeightCheck(Body):
+    """POST /weight_checker."""
+
+    action: Literal["checksum", "reset", "compare"]
+    baseline: Annotated[dict[str, Name], Field(max_length=limits.MAX_TENSORS)] | None = None
+
+
+class CollectiveCall(Body):
+    """POST /collective_rpc."""
+
+    says_nothing: ClassVar[dict[str, tuple[Any, ...]]] = {"args": ([],), "kwargs": ({},)}
+    without_effect: ClassVar[dict[str, str]] = {"timeout": "It ends when the weights are read."}
+
+    method: Name
+
+
 class OperatorRoutes:
     """The handlers: each is (method, path, handler)."""
 
@@ -61,7 +78,7 @@ class OperatorRoutes:
         self._adapters = adapters
 
     def of_engine(self) -> Table:
-        """Sleeping and pausing, caches, and what the engine was started with."""
+        """Sleeping and pausing, weights, caches, and what the engine was started with."""
         return [
             ("POST", "/sleep", _explained(self.sleep)),
             ("POST", "/wake_up", _explained(self.wake_up)),
@@ -69,6 +86,8 @@ class OperatorRoutes:
             ("POST", "/pause", _explained(self.pause)),
             ("POST", "/resume", _explained(self.resume)),
             ("GET", "/is_paused", self.is_paused),
+            ("POST", "/weight_checker", _explained(self.check_weights)),
+            ("POST", "/collective_rpc", _explained(self.call_all)),
             ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ("POST", "/reset_mm_cache", self.reset_mm_cache),
             ("POST", "/reset_encoder_cache", self.reset_encoder_cache),
@@ -122,6 +141,39 @@ class OperatorRoutes:
     async def is_paused(self, request: Request) -> Response:
         """GET /is_paused."""
         return JSONResponse({"is_paused": await self._llm.is_paused()})
+
+    async def check_weights(self, request: Request) -> Response:
+        """POST /weight_checker: digests of the weights, all of them zero, or which differ from earlier digests."""
+        asked = await self._read(request, WeightCheck)
+        if asked.action == "compare" and asked.baseline is None:
+            raise HttpError(
+                400,
+                "The action 'compare' needs a baseline.",
+                "Send the checksums that the action 'checksum' gave.",
+                param="baseline",
+            )
+        if asked.action == "reset":
+            await self._llm.reset_weights()
+            return JSONResponse({"status": "reset"})
+        found = await self._llm.weight_checksums()
+        if asked.action == "checksum":
+            return JSONResponse({"checksums": found})
+        known = asked.baseline or {}
+        wrong = sorted(name for name in found.keys() | known.keys() if found.get(name) != known.get(name))
+        return JSONResponse({"match": not wrong, "mismatches": wrong})
+
+    async def call_all(self, request: Request) -> Response:
+        """POST /collective_rpc with the method reload_weights: the files of the weights are read again."""
+        asked = await self._read(request, CollectiveCall)
+        if asked.method != "reload_weights":
+            raise HttpError(
+                400,
+                f"collective_rpc({asked.method!r}) is not available here: requests do not reach into the engine.",
+                "Send reload_weights, which reads the weights from their files, or ask for another route.",
+                param="method",
+            )
+        await self._llm.reload_weights()
+        return JSONResponse({"results": [None]})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: what prompts have in common is computed again."""

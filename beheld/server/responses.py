@@ -171,10 +171,11 @@ RESPONSES: dict[str, Any] = {
             "output_mode": _TEXT,
             "usage": _named("Usage"),
             "prompt_logprobs": _list(_maybe(_ANY)),
+            "prompt_token_id_logprobs": _TEXT,
             "prompt_token_ids": _list(_COUNT),
             "warnings": _list(_WARNING),
         },
-        *("prompt_logprobs", "prompt_token_ids", "warnings", "output_mode"),
+        *("prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "warnings", "output_mode"),
     ),
     "Decided": _object(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.core.errors import BeheldError, ParamsError
 from beheld.core.flat_logprobs import FlatLogprobs
@@ -13,13 +13,16 @@ from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.media import MediaReceipt
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.core.sampling import Sampling
 from beheld.text import grounding
 from beheld.text.detokenize import Detokenizer
 from beheld.text.logprob_entries import AnswerColumns, AnswerEntries, Candidates, PromptColumnEntries
 from beheld.text.stop import StopFinder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Tokens whose text is not needed yet are decoded in batches of this size: a decoder's calls cost more than their
 # tokens, and larger batches would delay the end of many simultaneous answers.
@@ -274,6 +277,7 @@ class Collector:
         assert len(self._requests) == len(requests), "two answers with the same id"
         self._answers = {name: self._new_answer(name) for name in self._requests}
         # Columns, until they are asked for: as objects they take far more memory.
+        self._prompt: PromptLogprobs | None = None
         self._prompt_entries: PromptColumnEntries | None = None
         self._prompt_logprobs: Any = None
         self._reported_prompt_logprobs = False
@@ -316,10 +320,12 @@ class Collector:
             # The other answers always hit the first one's prompt in the cache, which says nothing about the user's
             # prompt.
             self._num_cached = max(self._num_cached, event.num_cached)
-        if event.prompt_logprobs is not None and self._prompt_entries is None:
-            tokenizer = self._tokenizer if self._params.detokenize else None
-            num_top = max(_resolved(self._request).prompt_logprobs or 0, self._params.prompt_logprobs or 0)
-            self._prompt_entries = PromptColumnEntries(event.prompt_logprobs, num_top, tokenizer)
+        if event.prompt_logprobs is not None and self._prompt is None:
+            self._prompt = event.prompt_logprobs
+            if self._params.prompt_logprobs is not None:
+                tokenizer = self._tokenizer if self._params.detokenize else None
+                num_top = max(_resolved(self._request).prompt_logprobs or 0, self._params.prompt_logprobs)
+                self._prompt_entries = PromptColumnEntries(event.prompt_logprobs, num_top, tokenizer)
         return self._answers[event.request_id].push(event)
 
     @property
@@ -346,9 +352,16 @@ class Collector:
         """
         fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
         tells_prompt = not self._reported_prompt_logprobs
-        self._reported_prompt_logprobs = self._prompt_entries is not None
+        self._reported_prompt_logprobs = self._prompt is not None
         present = [answer for answer in fresh if answer is not None]
         return self._output(present, self._prompt_ids, tells_prompt=tells_prompt)
+
+    def _of_named(self) -> np.ndarray | None:
+        """Log-probabilities of the tokens that are named at positions of the prompt, without earlier positions."""
+        named = _resolved(self._request).prompt_ids
+        if named is None or self._prompt is None or self._prompt.named_logprobs is None:
+            return None
+        return self._prompt.named_logprobs[-len(named.ids_TN) :].copy()
 
     def _receipts(self) -> list[MediaReceipt]:
         """What the model saw; they also say if an answer was ended because it repeats itself."""
@@ -381,4 +394,5 @@ class Collector:
             media=self._receipts(),
             error=self._error,
             prompt_entries=entries if self._lazy_prompt else None,
+            prompt_token_id_logprobs=self._of_named() if tells_prompt else None,
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -472,6 +473,79 @@ def test_log_probabilities_of_the_whole_vocabulary_and_of_named_tokens() -> None
                 ask(**wrong)
         with pytest.raises(ParamsError, match="logprob_token_ids has 2 tokens"):
             ask(logprob_token_ids=[5, 3], logprobs=1)
+
+
+def named_at_each_position(count: int, start: int) -> list[list[int]]:
+    """One to three tokens for each position."""
+    return [[place + 1, 50 + place % 3, 7][: 1 + place % 3] for place in range(count - 1 - start)]
+
+
+@pytest.mark.parametrize("steps", [{}, {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 9}])
+def test_log_probabilities_of_tokens_named_at_positions_of_the_prompt(steps: dict[str, int]) -> None:
+    """Also where prompts are computed in pieces, and interrupted: blocks for two of the six are there."""
+    prompts = [{"prompt_token_ids": list(range(5 + n, 5 + n + 10 * n))} for n in range(1, 7)]
+    lengths = [len(prompt["prompt_token_ids"]) for prompt in prompts]
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=96, max_logprobs=-1) as llm:
+        whole = llm.generate(prompts, SamplingParams(max_tokens=0, prompt_logprobs=-1), use_tqdm=False)
+    options = {"dtype": "float32", "max_model_len": 96, "max_logprobs": 3, "max_num_seqs": 4, **steps}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        for start, likely in ((0, None), (4, None), (4, 2)):
+            params = [
+                SamplingParams(
+                    max_tokens=30,
+                    temperature=0,
+                    prompt_logprobs=likely,
+                    prompt_logprob_token_ids=named_at_each_position(length, start),
+                    prompt_logprob_start=start,
+                )
+                for length in lengths
+            ]
+            for found, known, length in zip(llm.generate(prompts, params, use_tqdm=False), whole, lengths, strict=True):
+                scores, report = found.prompt_token_id_logprobs, known.prompt_logprobs
+                assert scores is not None
+                assert report is not None
+                assert (found.prompt_logprobs is None) == (likely is None)
+                assert scores.shape == (length - 1 - start, 3)
+                for place, row in enumerate(named_at_each_position(length, start)):
+                    entry = report[start + place + 1]
+                    assert entry is not None
+                    assert scores[place, : len(row)] == pytest.approx([entry[t].logprob for t in row], abs=1e-4)
+                    assert np.isneginf(scores[place, len(row) :]).all()
+
+
+def test_a_table_of_named_tokens_may_be_an_array_and_is_checked(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [5, 6, 7, 8]}
+    rows = [[1, 2], [3, 4], [5, 6]]
+
+    def ask(table: Any, **more: Any) -> np.ndarray:
+        params = SamplingParams(max_tokens=0, prompt_logprob_token_ids=table, **more)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert output.prompt_token_id_logprobs is not None
+        return output.prompt_token_id_logprobs
+
+    known = ask(rows)
+    for dtype in (">i8", "uint8", "int32"):
+        assert ask(np.asfortranarray(np.array(rows, dtype=dtype))) == pytest.approx(known)
+    # A prefix that is in the cache is computed again, as cached positions have no logits.
+    assert ask(rows) == pytest.approx(known)
+    for wrong, words in (
+        (rows[:2], "2 rows, but 4 tokens have 3 scored rows"),
+        ([[1], [2**40], [3]], "out-of-vocab"),
+        (np.array([[2**64 - 1]] * 3, dtype=np.uint64), "out-of-vocab"),
+        ([[1], [10**6], [3]], "out-of-vocab"),
+        ([[-2]] * 3, "out-of-vocab"),
+        ([[None]] * 3, "integer token ids"),
+        ([[True]] * 3, "integer token ids"),
+        ([1, 2, 3], r"shape \[num_rows, num_ids\]"),
+        (np.zeros((3, 0), np.int32), "non-empty"),
+        (np.ones((3, 1)), "integer array"),
+        ([list(range(21))] * 3, "max_logprobs"),
+    ):
+        with pytest.raises(ParamsError, match=words) as refused:
+            ask(wrong)
+        assert refused.value.param == "prompt_logprob_token_ids"
+    with pytest.raises(ParamsError, match="requires prompt_logprob_token_ids"):
+        SamplingParams(prompt_logprob_start=1)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

@@ -147,6 +147,8 @@ def run(
 ) -> dict[str, dict[str, tuple[str, str]]]:
     """Run files in one process; returns file -> test -> (result, last line of its error)."""
     beside = {found for file in files for parent in file.parents if (found := parent / "conftest.py").is_file()}
+    # Some name their models there.
+    beside |= {found for file in files if (found := file.parent / "utils.py").is_file()}
     texts = "\n".join(file.read_text(encoding="utf-8") for file in (*files, *beside))
     named = dict.fromkeys((*peer_models.ADAPTERS, *re.findall(r"[\"']([\w.-]+(?:/[\w.-]+)?)[\"']", texts)))
     for name in () if parsers else named:
@@ -157,6 +159,8 @@ def run(
     for name, pieces in spoken.items():
         peer_models.speak(made.hub, name, pieces)
     widened = [name for name in named if first.name in peer_models.WIDE and peer_models.widen(made.hub, name)]
+    if f"{first.parent.name}/{first.name}" in peer_models.SPELT:
+        widened += [name for name in named if peer_models.spell(made.hub, name)]
     record = made.folder / "record.json"
     record.unlink(missing_ok=True)
     command = made.folder / "bin" / "vllm"

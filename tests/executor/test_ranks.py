@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from beheld.cluster import remote
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import PromptIds, Sampling
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import hangs, multi, ray, watchdog
 from beheld.executor import rank as rank_module
@@ -100,13 +101,22 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
         SeqSlice(3, 40, 44, ((7, 8), ()), 4, (1, 2, 3, 4)),
     )
     plan = StepPlan(11, slices, (admission,), released=(2,), forget=(b"x" * 32,), masks={0: (b"1",)})
-    body = b"".join(CODEC.encode(packed(plan)))
-    found = unpacked(CODEC.decode(bytearray(body)), 2)
+
+    def plan_of(given: StepPlan) -> StepPlan:
+        body = b"".join(CODEC.encode(packed(given)))
+        return unpacked(CODEC.decode(bytearray(body)), 2)
+
+    found = plan_of(plan)
     assert (found.id, found.slices, found.released, found.forget) == (11, slices, (2,), (b"x" * 32,))
     assert found.admitted[0].token_ids == (5, 6, 7)
     # What only the rank that samples needs stays there.
     assert found.admitted[0].params == Sampling(prompt_logprobs=1)
     assert not found.masks
+    named = PromptIds(1, np.array([[4, -1]], np.int32))
+    asked = plan_of(dataclasses.replace(plan, admitted=(admission._replace(params=Sampling(prompt_ids=named)),)))
+    params = asked.admitted[0].params
+    assert isinstance(params, Sampling)
+    assert (params.reports_from, params.prompt_ids and params.prompt_ids.ids_TN.shape) == (1, (1, 0))
 
 
 @pytest.mark.parametrize("mode", ["data", "weights"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -279,11 +280,17 @@ def answers(llm: LLM) -> list[Any]:
         SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(regex="(red|green|blue){3}")),
         SamplingParams(temperature=0, max_tokens=8, logits_processors=ban, ignore_eos=True, n=2),
     ]
+    length = len(llm.get_tokenizer().encode(prompts[2]))
+    named = np.add.outer(np.arange(length - 3), (5, 70))
+    prompts.append(prompts[2])
+    params.append(SamplingParams(max_tokens=0, prompt_logprob_token_ids=named, prompt_logprob_start=2))
     found = llm.generate(prompts, params, use_tqdm=False)
     return [
         (
             [tuple(each.token_ids) for each in output.outputs],
             None if output.prompt_logprobs is None else [sorted(place or ()) for place in output.prompt_logprobs],
+            # Parts of a sum are added in another order.
+            None if (scores := output.prompt_token_id_logprobs) is None else scores.round(2).tolist(),
         )
         for output in found
     ]

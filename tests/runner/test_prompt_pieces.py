@@ -29,6 +29,36 @@ if os.environ.get("BEHELD_LONG"):
     FAMILIES = sorted(tiny.TINY.keys() - {"florence2"})
 
 
+def test_logits_of_earlier_positions_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named tokens are wanted at the last positions alone, as where a teacher scores an answer."""
+    options: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_model_len": 256, "max_num_batched_tokens": 16}
+    options |= {"max_logprobs": -1}
+    ids, start = list(range(200, 250)), 41
+    named = [[token + 1, 7] for token in ids[start + 1 :]]
+    with LLM(str(tiny.checkpoint("llama")), media_workers=0, **options) as llm:
+        runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
+        everything = SamplingParams(max_tokens=0, prompt_logprobs=-1)
+        (whole,) = llm.generate({"prompt_token_ids": ids}, everything, use_tqdm=False)
+        logits, sizes = runner._adapter.logits, list[int]()
+
+        def noted(hidden_SH: Any) -> Any:
+            sizes.append(len(hidden_SH))
+            return logits(hidden_SH)
+
+        monkeypatch.setattr(runner._adapter, "logits", noted)
+        params = SamplingParams(max_tokens=1, prompt_logprob_token_ids=named, prompt_logprob_start=start)
+        (found,) = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
+    # Those, and the one that gives the answer's token.
+    assert sum(sizes) == len(named) + 1
+    scores, report = found.prompt_token_id_logprobs, whole.prompt_logprobs
+    assert scores is not None
+    assert report is not None
+    assert scores.shape == (len(named), 2)
+    for found_row, row, entry in zip(scores.tolist(), named, report[start + 1 :], strict=True):
+        assert entry is not None
+        assert found_row == pytest.approx([entry[token].logprob for token in row], abs=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_give_what_the_whole_gives(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 4, "media_workers": 0}

@@ -58,7 +58,7 @@ def paths(run: Running) -> dict[str, set[str]]:
 
 def test_they_are_off_guarded_and_told(run: Running) -> None:
     found = paths(run)
-    assert len(found) == 17
+    assert len(found) == 19
     for path, methods in found.items():
         for method in methods:
             answer = httpx.request(method, run.url + path, json={}, trust_env=False)

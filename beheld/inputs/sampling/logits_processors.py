@@ -14,7 +14,7 @@ from typing import Any
 
 from beheld.core.config import EngineConfig
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.logits_processors import LogitsProcessor, num_arguments
+from beheld.core.logits_processors import FromPackage, LogitsProcessor, num_arguments
 from beheld.core.params import SamplingParams
 from beheld.utils.log import get_logger
 
@@ -33,6 +33,7 @@ class EngineProcessors:
         self._makers: list[Any] = []
         self._told = False
         for entry in given:
+            entry = entry.target if isinstance(entry, FromPackage) else entry
             entry = _named(entry) if isinstance(entry, str) else entry
             if isinstance(entry, type):
                 self._makers.append(_made(entry, config))

@@ -13,7 +13,7 @@ from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import SamplingParams, StepParams, snapshot
 from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
-from beheld.core.sampling import GREEDY_BELOW, Sampling, ThinkingBudget
+from beheld.core.sampling import GREEDY_BELOW, PromptIds, Sampling, ThinkingBudget
 from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
@@ -182,6 +182,7 @@ class SamplingResolver:
             bad_words_ids=bad_words_ids,
             logprobs=len(reported) if reported else self._num_candidates(params.logprobs),
             prompt_logprobs=self._num_candidates(params.prompt_logprobs),
+            prompt_ids=self._prompt_ids(params, num_prompt),
             logprob_ids=reported,
             grammar=grammar,
             num_answered=params.num_answered if isinstance(params, StepParams) else None,
@@ -291,6 +292,40 @@ class SamplingResolver:
                 )
         if params.stop and self._tokenizer is None:
             raise ParamsError("Stop strings require a tokenizer.", "Use stop_token_ids.", param="stop")
+
+    def _prompt_ids(self, params: SamplingParams, num_prompt: int) -> PromptIds | None:
+        """The tokens that are named at positions of the prompt.
+
+        Raises:
+            ParamsError: there are not as many rows as positions, too many tokens in one, or unknown ones.
+        """
+        name, table = "prompt_logprob_token_ids", params.prompt_logprob_token_ids
+        if table is None:
+            return None
+        assert not isinstance(table, list), "the parameters were verified"
+        rows, width = table.shape
+        start = params.prompt_logprob_start or 0
+        if rows != (wanted := max(0, num_prompt - 1 - start)):
+            raise ParamsError(
+                f"{name} has {rows} rows, but {num_prompt} tokens have {wanted} scored rows from "
+                f"prompt_logprob_start={start} on: one for each token after that one.",
+                "Give as many; an empty row asks for nothing.",
+                param=name,
+            )
+        most = self._num_candidates(self._max_logprobs)
+        if most is not None and width > most:
+            raise ParamsError(
+                f"A row of {name} has {width} tokens, which exceeds max_logprobs={most}.",
+                "Name fewer.",
+                param=name,
+                or_engine=f"raise max_logprobs to at least {width}; -1 allows all",
+            )
+        if (highest := int(table.max())) >= self._info.vocab_size:
+            raise ParamsError(
+                f"{name} contains the out-of-vocab token id {highest}; the vocabulary has {self._info.vocab_size}.",
+                param=name,
+            )
+        return PromptIds(start, table)
 
     def _num_candidates(self, given: int | None) -> int | None:
         """The number of candidates; -1 is vLLM's word for all."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import peer_runners
 import pytest
 
 VLLM_PATH = Path(__file__).parents[1]
@@ -183,6 +184,7 @@ class _Forked:
                 os.dup2(log, 2)
                 # pytest's own take the place of both.
                 sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+                _without_shim()
                 function(*words)
             except BaseException:
                 traceback.print_exc()
@@ -202,6 +204,16 @@ class _Forked:
         """Wait until it has ended."""
         while self.poll() is None:
             time.sleep(0.05)
+
+
+def _without_shim() -> None:
+    """Let `import vllm` give beheld, as in a process that the tests start, and not what tests see."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "peer_plugin"]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "xgrammar", "fastapi")]:
+        del sys.modules[name]
+    from beheld.compat import finder
+
+    finder.install = peer_runners.installing
 
 
 class RemoteOpenAIServerCustom(RemoteOpenAIServer):
