@@ -481,6 +481,8 @@ NAMES_A_DEVICE = {
     "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/shared_expert_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",
+    "quant/float8_kernel.py": "instructions of Hopper within Triton kernels",
+    "quant/float8_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/mxfp4_row_kernel.py": "instructions of Hopper within a Triton kernel",
 }
 

@@ -18,15 +18,13 @@ one of 4 pieces.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beheld.quant.lanes_kernel import LANE, four
+from beheld.quant.lanes_kernel import LANE, RowTiling, four
 
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
@@ -34,13 +32,6 @@ OUTPUTS = 16
 """Of a program; what the outputs are multiples of, as the inputs are."""
 # From so many outputs on there are programs enough.
 _MANY_OUTPUTS = 16384
-
-
-class RowTiling(NamedTuple):
-    """What a program computes: blocks of inputs at a time, and its warps."""
-
-    at_a_time: int
-    warps: int
 
 
 def _instructions() -> str:

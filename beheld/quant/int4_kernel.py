@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.quant import int4_row_kernel
-from beheld.quant.int4_row_kernel import RowTiling
+from beheld.quant.lanes_kernel import RowTiling
 
 # A block's outputs and inputs.
 BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 128

@@ -22,15 +22,13 @@ block, one of 8 outputs, and one of 4 pieces.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beheld.quant.lanes_kernel import LANE, four
+from beheld.quant.lanes_kernel import LANE, RowTiling, four
 
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
@@ -41,13 +39,6 @@ _WORDS = tl.constexpr(256)
 _MANY_OUTPUTS = 16384
 # Of a type: its name, 1, what a nibble in the last bits of its mantissa stands above, and what makes q - 8 of it.
 _TYPES = {True: ("bf16", 0x3F803F80, 0x43004300, 0xC308C308), False: ("f16", 0x3C003C00, 0x64006400, 0xE408E408)}
-
-
-class RowTiling(NamedTuple):
-    """What a program computes: blocks of inputs at a time, and its warps."""
-
-    at_a_time: int
-    warps: int
 
 
 def _instructions(nibble: int, brain: bool, lows: bool) -> str:

@@ -8,6 +8,8 @@ Shapes: M lanes.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -15,6 +17,13 @@ LANE = tl.constexpr(
     "{.reg .pred p; .reg .u32 l; mov.u32 l, %laneid; setp.ne.u32 p, l, $1; selp.f32 $0, 0f7fc00000, 0f00000000, p;}"
 )
 """Instructions that give 0 where an element has the lane of its number, and NaN elsewhere."""
+
+
+class RowTiling(NamedTuple):
+    """What a program of a product of one row computes: blocks of inputs at a time, and its warps."""
+
+    at_a_time: int
+    warps: int
 
 
 @triton.jit

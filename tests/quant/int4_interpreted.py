@@ -9,7 +9,7 @@ from beheld.quant import int4_kernel
 from beheld.quant.grouped import GroupedNumbers
 from beheld.quant.int4_gpu import packed
 from beheld.quant.int4_kernel import Tiling
-from beheld.quant.int4_row_kernel import RowTiling
+from beheld.quant.lanes_kernel import RowTiling
 
 
 def made(outputs: int, inputs: int, group: int, low: float) -> GroupedNumbers:
