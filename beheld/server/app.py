@@ -202,6 +202,7 @@ class Service:
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
             *(Route(f"{p}/v2/chat", self._guarded(self.create_cohere_chat), methods=["POST"]) for p in ("", "/cohere")),
+            Route("/cohere/v2/chat/render", self._guarded(self.render_cohere_chat), methods=["POST"]),
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
@@ -525,19 +526,9 @@ class Service:
     async def create_cohere_chat(self, request: Request) -> Response:
         """POST /v2/chat."""
         from beheld.server import cohere_chat
-        from beheld.server.cohere_schema import CohereChatRequest
 
-        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
-        ask = await self._reader.read(
-            request,
-            CohereChatRequest,
-            held,
-            notes,
-            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
-        )
-        request.state.names = ask.names
-        ask = replace(ask, body=self._completed(ask.body))
-        self._effects.note_priority(ask.body, request.state.notes)
+        notes = request.state.notes
+        ask = await self._asked_of_cohere(request)
         head = self._head(request, "chat", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
         orders = await self._ordered(request, ask.body)
@@ -552,6 +543,37 @@ class Service:
 
         form, owner, stream = AnswerForm(cohere_chat.fold), self._owner(request), ask.body.stream is True
         return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
+
+    async def render_cohere_chat(self, request: Request) -> Response:
+        """POST /cohere/v2/chat/render: what /inference/v1/generate answers in place of /v2/chat."""
+        from beheld.server import cohere_render
+
+        ask = await self._asked_of_cohere(request)
+        head, held = self._head(request, "chat", ask.body.model), request.state.held
+        cohere_render.check_media(ask.body)
+        with self.admission.admitted(client=head.client):
+            order = (await self._ordered(request, ask.body)).pop()
+            cohere_render.check(ask.body, order, self._forms.reasoning)
+            ids = await self.llm.chat_token_ids(order.messages, client=head.client, **order.shown)
+        made = await self._reader.work(held, cohere_render.rendered, without_inputs(ask.body), order, head, ids)
+        return JSONResponse(made)
+
+    async def _asked_of_cohere(self, request: Request) -> messages.Asked:
+        """A request in Cohere's form as one of chat's."""
+        from beheld.server import cohere_chat
+        from beheld.server.cohere_schema import CohereChatRequest
+
+        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
+        ask = await self._reader.read(
+            request,
+            CohereChatRequest,
+            held,
+            notes,
+            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
+        )
+        request.state.names = ask.names
+        self._effects.note_priority(ask.body, notes)
+        return replace(ask, body=self._completed(ask.body))
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""

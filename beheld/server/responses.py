@@ -275,6 +275,18 @@ RESPONSES: dict[str, Any] = {
         {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
     ),
     "InputTokens": _object({"input_tokens": _COUNT}),
+    "Rendered": _object(
+        {
+            "request_id": _TEXT,
+            "token_ids": _list(_COUNT),
+            "sampling_params": _ANY,
+            "model": _TEXT,
+            "stream": {"const": True},
+            "cache_salt": _TEXT,
+            "priority": {"type": "integer"},
+        },
+        *("stream", "cache_salt", "priority"),
+    ),
     "Tokens": _object(
         {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _maybe(_list(_TEXT))}
     ),
@@ -321,6 +333,7 @@ SHOWN = {
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
     **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), "CohereAnswer"),
+    "/cohere/v2/chat/render": "Rendered",
     "/v1/responses": "Response",
     "/v1/responses/{name}": "Response",
     "/v1/responses/{name}/cancel": "Response",
