@@ -867,6 +867,10 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics."""
+        return Response(await self.metrics_text(), media_type=self.metrics.content_type)
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of this front, and of the others, in Prometheus' format."""
         others = asyncio.ensure_future(self._ask_others("/metrics"))
         stats = None
         with contextlib.suppress(TimeoutError, EngineDeadError):
@@ -876,7 +880,7 @@ class Service:
         if found.num_fronts > 1:
             self.metrics.asked_fronts(found.num_fronts, found.num_new)
         text = self.metrics.text(stats, self.admission.busy, self.admission.num_refused)
-        return Response(summed([text, *found.texts]) if found.texts else text, media_type=self.metrics.content_type)
+        return summed([text, *found.texts]) if found.texts else text
 
     async def load(self, request: Request) -> Response:
         """GET /load: how many answers are in work."""
