@@ -653,6 +653,9 @@ class Service:
         self._effects.note_grammars(ask.body, request.state.notes)
         self._effects.note_priority(ask.body, request.state.notes)
         ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
+        raw = ask.given.enable_response_messages is True
+        if raw:
+            ask = replace(ask, body=ask.body.model_copy(update={"return_token_ids": True, "return_prompt_text": True}))
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
@@ -664,7 +667,9 @@ class Service:
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.
             stepwise = ask.body.logprobs is True
-            made = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms, stepwise=stepwise)
+            order = orders.pop()
+            made = chat.chunks(self.llm, ask.body, order, head, salt, self._forms, stepwise=stepwise, raw=raw)
+            del order
             return made_events.events(made)
 
         form = AnswerForm(response_events.fold)

@@ -53,6 +53,7 @@ _MESSAGE = _object(
     "tool_calls",
 )
 _ENTRY = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255})}
+_RAW = _object({"type": {"const": "raw_message_tokens"}, "message": _TEXT, "tokens": _list(_COUNT)})
 _STOP_REASON = _maybe({"type": ["integer", "string"]})
 _CHAT_CHOICE = _object(
     {
@@ -272,7 +273,14 @@ RESPONSES: dict[str, Any] = {
         *("logprobs", "media", "warnings"),
     ),
     "Response": _object(
-        {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
+        {
+            "id": _TEXT,
+            "object": {"const": "response"},
+            "grounding": _list(_named("Place")),
+            "input_messages": _list(_RAW),
+            "output_messages": _list(_RAW),
+        },
+        *("grounding", "input_messages", "output_messages"),
     ),
     "InputTokens": _object({"input_tokens": _COUNT}),
     "Rendered": _object(
