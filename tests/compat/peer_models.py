@@ -155,6 +155,14 @@ WIDE = frozenset(
     )
 )
 _NUM_IDS = 32_768
+# Model of a test -> a template in the form of its own, where the family's has another.
+TEMPLATES: Mapping[str, str] = {
+    "google/translategemma-4b-it": "{%- for message in messages -%}<start_of_turn>{{ message['role'] }}\n"
+    "{%- for part in message['content'] -%}"
+    "Translate from {{ part['source_lang_code'] }} to {{ part['target_lang_code'] }}: "
+    "{%- if part['type'] == 'image' -%}<start_of_image>{%- else -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}<end_of_turn>\n{%- endfor -%}<start_of_turn>model\n"
+}
 # Adapter of a test -> the family of the checkpoint that it adapts.
 ADAPTERS: Mapping[str, str] = {
     "typeof/zephyr-7b-beta-lora": "llama",
@@ -190,6 +198,8 @@ def lay(hub: Path, name: str) -> Path | None:
         example_repositories._of(family, None if family == "whisper" else 32768)(folder)
         if name.startswith("Qwen/Qwen") and "VL" not in name and "Omni" not in name:
             _template(folder, scripted.TEMPLATE)
+        if name in TEMPLATES:
+            _template(folder, TEMPLATES[name])
     return folder
 
 

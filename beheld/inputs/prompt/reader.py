@@ -28,6 +28,7 @@ from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.request_forms import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
+from beheld.utils.part_fields import PartFields
 
 # Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
@@ -105,6 +106,12 @@ class PromptReader:
             TemplateError: there is none.
         """
         return self._templates.resolve(self._template, tools)
+
+    def _usual_template(self) -> str | None:
+        try:
+            return self.template(({},))
+        except TemplateError:
+            return None
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of a text alone.
@@ -390,7 +397,9 @@ class PromptReader:
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
         strings_too = self._templates.forms(template)[1] or not as_list
-        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by)
+        # What the usual template reads is never an option of the processor, whichever template a request chooses.
+        fields = PartFields(template, self._usual_template())
+        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by, fields)
         talk = chat.read(asked.messages, form, control, self._limits)
         self._checks.modalities(talk.media)
         if talk.slots:
