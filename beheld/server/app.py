@@ -320,6 +320,8 @@ class Service:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = with_all(await self._read(request, ChatRequest), self.llm.info.vocab_size)
+        if body.chat_template is None and self.llm.chat_template is None:
+            self._check_answers_texts("conversations")
         check_answers(body.n, self.options)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         salt = self._salt(request, body.cache_salt)
@@ -344,6 +346,7 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
+        self._check_answers_texts("prompts")
         # No name holds the body here: its prompts go as soon as they are prepared.
         return await self._complete(
             request,
@@ -593,6 +596,8 @@ class Service:
         else:
             body = await self._reader.read_form(request, form_kind, held, notes)
         head = self._head(request, "speech", body.model)
+        if self.llm.speech is None or "audio" not in self.llm.info.modalities:
+            raise HttpError(404, f"{head.model!r} makes no transcripts.", "Ask a model that hears.", param="model")
         salt = self._salt(request, None)
 
         def events() -> AsyncGenerator[Chunk, None]:
@@ -960,6 +965,13 @@ class Service:
                 code="model_not_found",
             )
         return found
+
+    def _check_answers_texts(self, what: str) -> None:
+        """Raise HttpError for a model that makes transcripts and nothing else: its routes for `what` are not there."""
+        if self.llm.info.encoder_reads == "audio":
+            name = self.options.names[0]
+            reason = f"{name!r} makes transcripts of audio, and answers no {what}."
+            raise HttpError(404, reason, "Ask /v1/audio/transcriptions, or another model.", param="model")
 
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         if _RANK in request.headers:

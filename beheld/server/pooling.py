@@ -180,9 +180,12 @@ def _check_input(body: ClassifyRequest) -> None:
                 raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
 
 
-def _prompts(llm: AsyncLLM, body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+def _prompts(
+    body: ClassifyRequest, options: ServerOptions, salt: str | None, template: str | None = None
+) -> list[Asked]:
+    """Return the prompts; `template` is the model's, for conversations."""
     if body.messages is not None:
-        fields = PartFields(body.chat_template, llm.chat_template)
+        fields = PartFields(body.chat_template, template)
         messages = [message_of(message, number, options, fields) for number, message in enumerate(body.messages)]
         read_as(messages, body.media_io_kwargs, options)
         # A vector is made of what is there, and no answer begins.
@@ -284,7 +287,7 @@ def _pool(
     task = {ClassifyRequest: "classify", EmbeddingRequest: vectors}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
         task = pooling_task(body.task)
-    prompts = _prompts(llm, body, options, salt)
+    prompts = _prompts(body, options, salt, llm.chat_template)
     if isinstance(body, EmbeddingRequest):
         _check_bytes(body)
         vector_bodies.check(body.encoding_format, len(prompts))

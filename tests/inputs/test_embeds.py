@@ -147,6 +147,11 @@ def test_embeddings_can_be_switched_off() -> None:
     prompt = {"prompt": tiny.prompt("llava", 1), "multi_modal_data": {"image": torch.randn(1, 4, HIDDEN)}}
     with pytest.raises(MediaError, match="enable_mm_embeds"):
         pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
+    # Whatever they are, they are not looked at; and what turns them on is named.
+    for value in (torch.empty(1, 1, 1), [torch.empty(1, 1)]):
+        given = {**prompt, "multi_modal_data": {"image": value}}
+        with pytest.raises(MediaError, match="--enable-mm-embeds"):
+            pipe.prepare(RequestOrder(given, pipes.ONE_TOKEN, request_id="1"))
 
 
 PICTURES_LAID_OUT = (

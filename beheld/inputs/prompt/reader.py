@@ -153,6 +153,8 @@ class PromptReader:
         if isinstance(prompt, Mapping) and prompt.get(embedded_prompt.KEY) is not None:
             # Before they are read, which may take much memory.
             self._checks.embedded_prompt(params)
+        if isinstance(prompt, Mapping):
+            self._checks.embeddings(prompt.get("multi_modal_data"))
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
         if parsed.embeds:
             self._checks.length(parsed.token_ids or (), (), ())
@@ -465,7 +467,7 @@ class PromptReader:
             return
         if asked.add_generation_prompt:
             raise PromptError(
-                "continue_final_message and add_generation_prompt cannot be combined.",
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "Set add_generation_prompt to false to continue the last message.",
                 param="continue_final_message",
             )
