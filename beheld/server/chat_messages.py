@@ -101,14 +101,17 @@ def _put_reasoning(made: dict[str, Any], text: str, number: int) -> None:
 
 
 # Modality -> options of reading a file that a request may set.
-_READING = {"video": ("num_frames", "fps")}
-_VIDEOS = frozenset(("video", "video_url", "input_video"))
+_READING = {"video": ("num_frames", "fps"), "image": ("rgba_background_color",)}
+_READ = {
+    "video": frozenset(("video", "video_url", "input_video")),
+    "image": frozenset(("image", "image_url", "image_pil", "input_image")),
+}
 
 
 def read_as(
     messages: list[dict[str, Any]], given: Mapping[Any, Mapping[str, Any]] | None, options: ServerOptions
 ) -> None:
-    """Have the videos of messages read with the request's options, where a part has none of its own.
+    """Have the videos and images of messages read with the request's options, where a part has none of its own.
 
     Raises:
         HttpError: the client is not trusted with options, or there is no such option.
@@ -128,10 +131,11 @@ def read_as(
                 raise HttpError(
                     400,
                     f"media_io_kwargs sets {name[:64]!r} for {modality}, which has no such option.",
-                    "Set num_frames or fps for video, or leave it out.",
+                    "Set num_frames or fps for video, rgba_background_color for image, or leave it out.",
                     param="media_io_kwargs",
                 )
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
-            if part["type"] in _VIDEOS and not part.keys() & set(_READING["video"]):
-                part.update(given.get("video", {}))
+            for modality, kinds in _READ.items():
+                if part["type"] in kinds and not part.keys() & set(_READING[modality]):
+                    part.update(given.get(modality, {}))
