@@ -263,6 +263,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         call_formats=family.calls,
         reasoning_formats=family.reasoning,
         grounding=family.grounding,
+        deeper=0 if family.deeper is None else family.deeper(config),
         joint_ids=_added_ids(path, family.joint_tokens),
         encoder_reads=family.encoder_reads if encodes else "",
         decoder_start_id=_decoder_start(config, text, generation) if encodes else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import glob
 import sys
 import time
@@ -23,6 +24,7 @@ from beheld.utils.gc_tuning import paused_collector
 if TYPE_CHECKING:
     from beheld.jobs.items import BadLine, Item
     from beheld.jobs.job import Progress
+    from beheld.jobs.metrics_port import MetricsPort
     from beheld.jobs.output import OutputFile
     from beheld.server.options import ServerOptions
 
@@ -82,6 +84,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ray", action="store_true", help="share the job out in a Ray cluster, to --data-parallel-size engines"
     )
+    group.add_argument(
+        "--enable-metrics", action="store_true", help="show the job's metrics at http://HOST:PORT/metrics while it runs"
+    )
+    group.add_argument(
+        "--host", "--url", default=None, metavar="HOST", help="address of the metrics (default: 127.0.0.1)"
+    )
+    group.add_argument("--port", type=int, default=None, help="port of the metrics (default: 8000)")
     group.add_argument("--engine", choices=("process", "thread"), help="where the engine runs (as in serve)")
     add_server_flags(parser.add_argument_group("request options"), names=_SERVER)
     add_engine_flags(parser)
@@ -105,6 +114,12 @@ def run(arguments: argparse.Namespace) -> int:
                 "Leave out --ray, or the plug-in.",
                 param=plugin,
             )
+        if arguments.enable_metrics:
+            raise ConfigError(
+                "--enable-metrics shows one engine of this machine, and a cluster has several elsewhere.",
+                "Leave out --ray, or --enable-metrics.",
+                param="enable_metrics",
+            )
         need_ray("beheld batch --ray", "ray")
     output = OutputFile(Path(arguments.output), resume=arguments.resume)
     try:
@@ -118,21 +133,37 @@ def run(arguments: argparse.Namespace) -> int:
                 tell.end()
                 print(summary(progress), file=sys.stderr)
             return 0
-        with paused_collector():
-            from beheld.api.async_llm import AsyncLLM
+        with _metrics_port(server, wanted=arguments.enable_metrics) as port:
+            with paused_collector():
+                from beheld.api.async_llm import AsyncLLM
 
-            llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments, options), **options)
-        progress, tell = Progress(), _ProgressLine(size)
-        try:
-            most = arguments.concurrency or 2 * llm.config.max_num_seqs
-            asyncio.run(run_job(llm, server, make(), output, concurrency=most, progress=progress, tell=tell))
-        finally:
-            tell.end()
-            llm.close()
-            print(summary(progress), file=sys.stderr)
+                llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments, options), **options)
+            progress, tell = Progress(), _ProgressLine(size)
+            try:
+                most = arguments.concurrency or 2 * llm.config.max_num_seqs
+                asked = (llm, server, make(), output)
+                asyncio.run(run_job(*asked, concurrency=most, progress=progress, tell=tell, metrics_port=port))
+            finally:
+                tell.end()
+                llm.close()
+                print(summary(progress), file=sys.stderr)
     finally:
         output.close()
     return 0
+
+
+@contextlib.contextmanager
+def _metrics_port(server: ServerOptions, *, wanted: bool) -> Iterator[MetricsPort | None]:
+    """Open the port, if it is `wanted`, and say where it is."""
+    if not wanted:
+        yield None
+        return
+    from beheld.jobs.metrics_port import MetricsPort
+
+    with contextlib.closing(MetricsPort(server)) as made:
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        print(f"beheld: metrics at http://{host}:{made.port}/metrics", file=sys.stderr)
+        yield made
 
 
 def _run_in_cluster(

@@ -281,6 +281,7 @@ class ModelInfo:
         quantized_by: the checkpoint's `quant_method`; None if its weights are not quantized.
         call_formats, reasoning_formats: how the family's models write tool calls and reasoning; see Family.
         grounding: how they point at places in images; None if no notation is known.
+        deeper: how many vectors of `hidden_size` follow each embedding of an image, for later layers.
     """
 
     path: str
@@ -314,6 +315,7 @@ class ModelInfo:
     call_formats: tuple[str, ...] = ()
     reasoning_formats: tuple[str, ...] = ()
     grounding: Grounding | None = None
+    deeper: int = 0
 
     @property
     def is_encoder_decoder(self) -> bool:

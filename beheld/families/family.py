@@ -312,6 +312,8 @@ class Family:
             checkpoint's chat template teaches is read.
         reasoning: the formats of their reasoning, keys of text.reasoning.FORMATS, chosen likewise.
         grounding: how its models point at places in images; None if no notation is known of them.
+        deeper: config -> how many tower layers' features an image's embeddings bring into later layers of the text
+            model; None if a user's embeddings have one vector a position, or are refused.
         layout: the publisher's own layout of its models and of families like it; None if there is none.
         reference: how to run transformers.
     """
@@ -353,6 +355,7 @@ class Family:
     calls: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     grounding: Grounding | None = None
+    deeper: Callable[[Any], int] | None = None
     layout: PublisherLayout | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo, longer_prompts
 from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, PromptError, PromptTooLongError
@@ -31,6 +32,26 @@ class RequestChecks:
     args: EngineArgs
     family: FamilyInputs
 
+    def embeddings(self, data: Any) -> None:
+        """Refuse a prompt's `multi_modal_data` with embeddings, before they are looked at, if the engine takes none.
+
+        Raises:
+            MediaError: it does.
+        """
+        values = data.values() if isinstance(data, Mapping) else ()
+        for value in values:
+            if embeds.given(value) or (isinstance(value, list | tuple) and any(map(embeds.given, value))):
+                self._embeddings(None)
+
+    def _embeddings(self, place: str | None) -> None:
+        if not self.args.enable_mm_embeds:
+            raise MediaError(
+                "Embeddings are disabled (enable_mm_embeds=False).",
+                "Send the media.",
+                param=place or "enable_mm_embeds",
+                or_engine="start with --enable-mm-embeds, which is on unless it is said otherwise",
+            )
+
     def modalities(self, media: Sequence[MediaRef]) -> None:
         """Refuse media that the model does not accept, or that are too many.
 
@@ -39,13 +60,7 @@ class RequestChecks:
         """
         embedded = [ref for ref in media if embeds.given(ref.source)]
         for ref in embedded[:1]:
-            if not self.args.enable_mm_embeds:
-                raise MediaError(
-                    "Embeddings are disabled (enable_mm_embeds=False).",
-                    "Send the media.",
-                    param=ref.place or "enable_mm_embeds",
-                    or_engine="start without enable_mm_embeds=False",
-                )
+            self._embeddings(ref.place)
             if self.info.cross is not None:
                 raise MediaError(
                     f"{self.info.architecture} has no media embeddings in its text: its layers cross-attend to media.",
@@ -89,10 +104,11 @@ class RequestChecks:
             )
         count, limit = len(given), self.config.limit_per_prompt.get(modality, 0)
         if count > limit:
-            off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0)."
-            many = f"There are {count} {modality} items; limit_mm_per_prompt allows {limit}."
+            allowed = f"At most {limit} {modality}(s) may be provided in one prompt"
+            off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0)"
+            many = f"There are {count} {modality} items; limit_mm_per_prompt allows {limit}"
             raise LimitError(
-                many if limit else off,
+                f"{many if limit else off}. {allowed}.",
                 "Send fewer." if limit else "Leave it out.",
                 param=given[limit].place or "limit_mm_per_prompt",
                 or_engine="raise limit_mm_per_prompt",

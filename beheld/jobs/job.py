@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
 from beheld.jobs.items import BadLine, Item
+from beheld.jobs.metrics_port import MetricsPort
 from beheld.jobs.output import OutputFile, key_of
 from beheld.server.app import Service
 from beheld.server.options import ServerOptions
@@ -129,6 +130,7 @@ async def run_job(
     concurrency: int,
     progress: Progress,
     tell: Callable[[Progress], None],
+    metrics_port: MetricsPort | None = None,
 ) -> None:
     """Answer all items that the output does not hold; lines are written in the order in which answers are complete.
 
@@ -138,13 +140,15 @@ async def run_job(
         items: read only as fast as they are answered.
         output, progress, tell: see Ledger.
         concurrency: the most requests under way.
+        metrics_port: shows the job's metrics, if there is one.
 
     Raises:
         EngineDeadError: the engine died; the items that it did not answer are not in the output.
         ConfigError: the input cannot be read or the output cannot be written.
     """
     options = server_of_job(options)
-    app = Service(llm, options).app()
+    service = Service(llm, options)
+    app = service.app()
     for lora in options.loras:
         await llm.add_lora(lora)
     room, ledger = _Room(concurrency, _MAX_BYTES), Ledger(output, progress, tell)
@@ -166,8 +170,14 @@ async def run_job(
                     await room.enter(len(item.body))
                     group.create_task(answer(item))
 
-    with _first_error():
-        await work()
+    if metrics_port is not None:
+        metrics_port.begin(service)
+    try:
+        with _first_error():
+            await work()
+    finally:
+        if metrics_port is not None:
+            metrics_port.end()
     ledger.end()
 
 

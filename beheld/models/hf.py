@@ -232,7 +232,9 @@ class HFAdapter:
             if modality == "embeds":
                 for i in indices:
                     embeds_EH = items[i].features["embeds"].to(self.device, self.dtype)
-                    out[i] = self._widened(embeds_EH, self._columns.of_given(embeds_EH) if self._columns else None)
+                    # Some are given with all columns.
+                    columns = self._columns if embeds_EH.shape[-1] == self.info.hidden_size else None
+                    out[i] = self._widened(embeds_EH, None if columns is None else columns.of_given(embeds_EH))
                 continue
             parts = self._tower(modality, options).split([items[i].num_embeds for i in indices])
             for i, part in zip(indices, parts, strict=True):

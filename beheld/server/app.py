@@ -202,6 +202,7 @@ class Service:
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
             *(Route(f"{p}/v2/chat", self._guarded(self.create_cohere_chat), methods=["POST"]) for p in ("", "/cohere")),
+            Route("/cohere/v2/chat/render", self._guarded(self.render_cohere_chat), methods=["POST"]),
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
@@ -319,6 +320,8 @@ class Service:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = with_all(await self._read(request, ChatRequest), self.llm.info.vocab_size)
+        if body.chat_template is None and self.llm.chat_template is None:
+            self._check_answers_texts("conversations")
         check_answers(body.n, self.options)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         salt = self._salt(request, body.cache_salt)
@@ -343,6 +346,7 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
+        self._check_answers_texts("prompts")
         # No name holds the body here: its prompts go as soon as they are prepared.
         return await self._complete(
             request,
@@ -525,19 +529,9 @@ class Service:
     async def create_cohere_chat(self, request: Request) -> Response:
         """POST /v2/chat."""
         from beheld.server import cohere_chat
-        from beheld.server.cohere_schema import CohereChatRequest
 
-        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
-        ask = await self._reader.read(
-            request,
-            CohereChatRequest,
-            held,
-            notes,
-            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
-        )
-        request.state.names = ask.names
-        ask = replace(ask, body=self._completed(ask.body))
-        self._effects.note_priority(ask.body, request.state.notes)
+        notes = request.state.notes
+        ask = await self._asked_of_cohere(request)
         head = self._head(request, "chat", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
         orders = await self._ordered(request, ask.body)
@@ -552,6 +546,37 @@ class Service:
 
         form, owner, stream = AnswerForm(cohere_chat.fold), self._owner(request), ask.body.stream is True
         return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
+
+    async def render_cohere_chat(self, request: Request) -> Response:
+        """POST /cohere/v2/chat/render: what /inference/v1/generate answers in place of /v2/chat."""
+        from beheld.server import cohere_render
+
+        ask = await self._asked_of_cohere(request)
+        head, held = self._head(request, "chat", ask.body.model), request.state.held
+        cohere_render.check_media(ask.body)
+        with self.admission.admitted(client=head.client):
+            order = (await self._ordered(request, ask.body)).pop()
+            cohere_render.check(ask.body, order, self._forms.reasoning)
+            ids = await self.llm.chat_token_ids(order.messages, client=head.client, **order.shown)
+        made = await self._reader.work(held, cohere_render.rendered, without_inputs(ask.body), order, head, ids)
+        return JSONResponse(made)
+
+    async def _asked_of_cohere(self, request: Request) -> messages.Asked:
+        """A request in Cohere's form as one of chat's."""
+        from beheld.server import cohere_chat
+        from beheld.server.cohere_schema import CohereChatRequest
+
+        held, notes, template = request.state.held, request.state.notes, self.llm.chat_template or ""
+        ask = await self._reader.read(
+            request,
+            CohereChatRequest,
+            held,
+            notes,
+            lambda body: cohere_chat.asked(body, notes, template=template, bounded=self._ends_reasoning),
+        )
+        request.state.names = ask.names
+        self._effects.note_priority(ask.body, notes)
+        return replace(ask, body=self._completed(ask.body))
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""
@@ -571,6 +596,8 @@ class Service:
         else:
             body = await self._reader.read_form(request, form_kind, held, notes)
         head = self._head(request, "speech", body.model)
+        if self.llm.speech is None or "audio" not in self.llm.info.modalities:
+            raise HttpError(404, f"{head.model!r} makes no transcripts.", "Ask a model that hears.", param="model")
         salt = self._salt(request, None)
 
         def events() -> AsyncGenerator[Chunk, None]:
@@ -631,6 +658,9 @@ class Service:
         self._effects.note_grammars(ask.body, request.state.notes)
         self._effects.note_priority(ask.body, request.state.notes)
         ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
+        raw = ask.given.enable_response_messages is True
+        if raw:
+            ask = replace(ask, body=ask.body.model_copy(update={"return_token_ids": True, "return_prompt_text": True}))
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
@@ -642,7 +672,9 @@ class Service:
         def events() -> AsyncGenerator[Chunk, None]:
             # Log-probabilities of a whole answer would be made at once.
             stepwise = ask.body.logprobs is True
-            made = chat.chunks(self.llm, ask.body, orders.pop(), head, salt, self._forms, stepwise=stepwise)
+            order = orders.pop()
+            made = chat.chunks(self.llm, ask.body, order, head, salt, self._forms, stepwise=stepwise, raw=raw)
+            del order
             return made_events.events(made)
 
         form = AnswerForm(response_events.fold)
@@ -845,6 +877,10 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics."""
+        return Response(await self.metrics_text(), media_type=self.metrics.content_type)
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of this front, and of the others, in Prometheus' format."""
         others = asyncio.ensure_future(self._ask_others("/metrics"))
         stats = None
         with contextlib.suppress(TimeoutError, EngineDeadError):
@@ -854,7 +890,7 @@ class Service:
         if found.num_fronts > 1:
             self.metrics.asked_fronts(found.num_fronts, found.num_new)
         text = self.metrics.text(stats, self.admission.busy, self.admission.num_refused)
-        return Response(summed([text, *found.texts]) if found.texts else text, media_type=self.metrics.content_type)
+        return summed([text, *found.texts]) if found.texts else text
 
     async def load(self, request: Request) -> Response:
         """GET /load: how many answers are in work."""
@@ -929,6 +965,13 @@ class Service:
                 code="model_not_found",
             )
         return found
+
+    def _check_answers_texts(self, what: str) -> None:
+        """Raise HttpError for a model that makes transcripts and nothing else: its routes for `what` are not there."""
+        if self.llm.info.encoder_reads == "audio":
+            name = self.options.names[0]
+            reason = f"{name!r} makes transcripts of audio, and answers no {what}."
+            raise HttpError(404, reason, "Ask /v1/audio/transcriptions, or another model.", param="model")
 
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         if _RANK in request.headers:

@@ -80,6 +80,8 @@ class Body(BaseModel):
     remedies: ClassVar[Mapping[str, str]] = {}
     # The words about a field that nobody knows, if such are accepted: those without a remedy, and near no known name.
     foreign: ClassVar[str] = ""
+    # The words about a field that is refused, as a format of its name.
+    refused: ClassVar[str] = "The field {} is unknown."
 
     @model_validator(mode="before")
     @classmethod
@@ -116,9 +118,7 @@ class Body(BaseModel):
             remedy = remedy or "Leave it out."
             # Braces would be taken for format fields.
             shown = repr(name[:64]).replace("{", "(").replace("}", ")")
-            raise PydanticCustomError(
-                "unknown_field", f"The field {shown} is unknown.", {"name": name[:64], "remedy": remedy}
-            )
+            raise PydanticCustomError("unknown_field", cls.refused.format(shown), {"name": name[:64], "remedy": remedy})
         return {name: sent for name, sent in value.items() if name not in silent} if silent else value
 
 

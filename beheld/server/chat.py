@@ -63,6 +63,7 @@ def chunks(
     forms: AnswerMarks,
     *,
     stepwise: bool = False,
+    raw: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a chat request, in chunks; the last one has the usage.
 
@@ -74,6 +75,7 @@ def chunks(
         salt: separates this client's prefix cache from others'.
         forms: how the model writes tool calls and reasoning.
         stepwise: chunks come token by token, as in any stream; otherwise an answer comes at once.
+        raw: choices also have the text that the model wrote, as `raw_text`; the request asks for its tokens.
     """
     stepwise = stepwise or body.stream is True
     marks, messages, params, tools, begun = forms.reasoning, order.messages, order.params, order.tools, order.begun
@@ -95,7 +97,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), order.beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells, stepwise=stepwise)
+        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells, stepwise=stepwise, raw=raw)
     outputs = llm.chat(
         messages,
         params,
@@ -108,7 +110,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells, stepwise=stepwise)
+    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells, stepwise=stepwise, raw=raw)
 
 
 def _times(output: RequestOutput, total: int) -> dict[str, float]:
@@ -132,6 +134,7 @@ async def _chunks(
     *,
     tells_times: bool = False,
     stepwise: bool = False,
+    raw: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
@@ -169,7 +172,8 @@ async def _chunks(
                         yield of_text(answer.index, answer.text)
                     continue
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of, stepwise=stepwise):
+                made = _choices(answer, parser, calls[answer.index], body, head.bytes_of, stepwise=stepwise, raw=raw)
+                for choice in made:
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -226,8 +230,9 @@ def _choices(
     bytes_of: Callable[[int], bytes],
     *,
     stepwise: bool,
+    raw: bool,
 ) -> list[dict[str, Any]]:
-    """The choices of the chunks with the new part of one answer; `stepwise` as in `chunks`."""
+    """The choices of the chunks with the new part of one answer; `stepwise` and `raw` as in `chunks`."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
@@ -251,6 +256,8 @@ def _choices(
         of_tokens["logprobs"] = {"content": LongList(entries) if long else list(entries())}
     if body.return_token_ids:
         of_tokens["token_ids"] = list(answer.token_ids)
+    if raw:
+        of_tokens["raw_text"] = answer.text
     shown = body.include_reasoning is not False
     made = [_choice(answer.index, delta) for delta in deltas if shown or "reasoning" not in delta]
     if of_tokens:

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.media import AUDIO_IN_VIDEO
+from beheld.core.value_checks import nearest
 from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.parts_schema import RefusalPart, ThinkingPart
+from beheld.server.parts_schema import RefusalPart, TextPart, ThinkingPart
 from beheld.server.pooling_schema import ScoredContent
 from beheld.server.schema import Message
+from beheld.utils.part_fields import PartFields
+
+_NO_FIELDS = PartFields()
 
 
-def turned(given: list[Message], options: ServerOptions) -> list[dict[str, Any]]:
-    """The messages as the input pipeline takes them, of which the list then has none.
+def turned(given: list[Message], options: ServerOptions, fields: PartFields) -> list[dict[str, Any]]:
+    """The messages as the input pipeline takes them, of which the list then has none; see `message_of`.
 
     They go one by one: to free tens of thousands of parts in one step keeps the interpreter for 40 ms.
     """
@@ -23,12 +27,24 @@ def turned(given: list[Message], options: ServerOptions) -> list[dict[str, Any]]
     given.clear()
     made: list[dict[str, Any]] = []
     while left:
-        made.append(message_of(left.pop(), len(made), options))
+        made.append(message_of(left.pop(), len(made), options, fields))
     return made
 
 
-def message_of(message: Message | ScoredContent, number: int, options: ServerOptions) -> dict[str, Any]:
-    """The message as the input pipeline takes it; `number` counts from 0."""
+def message_of(
+    message: Message | ScoredContent, number: int, options: ServerOptions, fields: PartFields = _NO_FIELDS
+) -> dict[str, Any]:
+    """The message as the input pipeline takes it.
+
+    Args:
+        message: as the request has it.
+        number: its place, from 0.
+        options: the server's options.
+        fields: what the chat template reads of parts; what it does not is an option of the processor.
+
+    Raises:
+        HttpError: a part has a field that is neither, or an option from a client that is not trusted with any.
+    """
     # Templates read the content of every message, even of one with only tool calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}
     refusal = made.pop("refusal", None)
@@ -47,13 +63,15 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         if isinstance(part, ThinkingPart):
             reasoning.append(part.thinking)
             continue
-        extra = [name for name in part.model_extra or () if name not in AUDIO_IN_VIDEO]
-        if extra and not options.trust_processor_options:
-            name = extra[0]
+        is_text = isinstance(part, TextPart)
+        own = () if is_text else AUDIO_IN_VIDEO
+        name = next((name for name in part.model_extra or () if name not in own and not fields.reads(name)), None)
+        if name is not None and (is_text or not options.trust_processor_options):
+            trust = "If it is a processor option, the operator may start the server with --trust-request-mm-kwargs."
             raise HttpError(
                 400,
                 f"The field {name[:64]!r} is unknown.",
-                "If it is a processor option, the operator may start the server with --trust-request-mm-kwargs.",
+                nearest(name, type(part).model_fields, 0.6) or "Leave it out." if is_text else trust,
                 param=f"messages.{number}.content.{place}.{name}"[: limits.MAX_NAME],
                 code="unknown_field",
             )
@@ -83,14 +101,17 @@ def _put_reasoning(made: dict[str, Any], text: str, number: int) -> None:
 
 
 # Modality -> options of reading a file that a request may set.
-_READING = {"video": ("num_frames", "fps")}
-_VIDEOS = frozenset(("video", "video_url", "input_video"))
+_READING = {"video": ("num_frames", "fps"), "image": ("rgba_background_color",)}
+_READ = {
+    "video": frozenset(("video", "video_url", "input_video")),
+    "image": frozenset(("image", "image_url", "image_pil", "input_image")),
+}
 
 
 def read_as(
     messages: list[dict[str, Any]], given: Mapping[Any, Mapping[str, Any]] | None, options: ServerOptions
 ) -> None:
-    """Have the videos of messages read with the request's options, where a part has none of its own.
+    """Have the videos and images of messages read with the request's options, where a part has none of its own.
 
     Raises:
         HttpError: the client is not trusted with options, or there is no such option.
@@ -110,10 +131,11 @@ def read_as(
                 raise HttpError(
                     400,
                     f"media_io_kwargs sets {name[:64]!r} for {modality}, which has no such option.",
-                    "Set num_frames or fps for video, or leave it out.",
+                    "Set num_frames or fps for video, rgba_background_color for image, or leave it out.",
                     param="media_io_kwargs",
                 )
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
-            if part["type"] in _VIDEOS and not part.keys() & set(_READING["video"]):
-                part.update(given.get("video", {}))
+            for modality, kinds in _READ.items():
+                if part["type"] in kinds and not part.keys() & set(_READING[modality]):
+                    part.update(given.get(modality, {}))

@@ -17,6 +17,7 @@ from beheld.server.schema import ChatRequest, TokenizeRequest
 from beheld.server.template_options import template_of, variables_of
 from beheld.server.tools import ToolUse, allowed_only, shown_tools, tool_use
 from beheld.text.reasoning import NONEMPTY
+from beheld.utils.part_fields import PartFields
 
 # Fields that are of no use once the order is made.
 _OF_ORDERS = (
@@ -81,7 +82,7 @@ def order_of(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: An
         if shows_marks or (marks is not None and marks.channels is not None)
         else body.skip_special_tokens,
     )
-    messages = turned(body.messages, options)
+    messages = turned(body.messages, options, PartFields(body.chat_template, llm.chat_template))
     read_as(messages, body.media_io_kwargs, options)
     begun = _last_words(messages[-1]) if body.echo else ""
     shown = template_of(body, options) | {"template_kwargs": variables_of(body, llm.chat_template)}
@@ -149,7 +150,7 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     if isinstance(body, ChatRequest):
         body = allowed_only(body)
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
-    messages = turned(body.messages or [], options)
+    messages = turned(body.messages or [], options, PartFields(body.chat_template, own))
     read_as(messages, body.media_io_kwargs, options)
     return template_of(body, options) | {
         "messages": messages,

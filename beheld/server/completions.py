@@ -62,7 +62,8 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
         texts = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
         prompts = [Embedded(text) for text in texts]
     if not prompts:
-        raise HttpError(400, "There is no prompt.", "Send a text or token ids.", param="prompt")
+        reason = "Either prompt or prompt_embeds must be provided and non-empty."
+        raise HttpError(400, reason, "Send a text or token ids as prompt.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
     if many > options.max_answers:
         raise HttpError(

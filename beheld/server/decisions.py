@@ -33,7 +33,7 @@ from beheld.server.decisions_schema import (
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.options import ServerOptions
-from beheld.server.parts_schema import AudioPart, ImagePart, ImageUrl, MediaUrl, TextPart, VideoPart
+from beheld.server.parts_schema import AudioPart, ImagePart, ImageUrl, MediaUrl, TalkedTextPart, TextPart, VideoPart
 from beheld.server.schema import ChatRequest, Message
 from beheld.server.stream import Chunk
 
@@ -171,7 +171,7 @@ class _SharedParts:
         text = "".join(self._texts)
         self._texts.clear()
         if text:
-            self.parts.append(TextPart(type="text", text=text))
+            self.parts.append(TalkedTextPart(type="text", text=text))
             self._places.append(self._field)
 
 
@@ -432,7 +432,7 @@ def chat_of(
         labels: the token of each label.
     """
     text = f"\n\n{question.text}" if ask.parts else question.text
-    content: Any = [*ask.parts, TextPart(type="text", text=text)]
+    content: Any = [*ask.parts, TalkedTextPart(type="text", text=text)]
     if all(isinstance(part, TextPart) for part in content):
         content = "".join(part.text for part in content)
     message = Message.model_construct(role="user", content=content)

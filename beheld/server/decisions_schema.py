@@ -35,6 +35,8 @@ def _bounded_state(given: Any) -> Any:
 class SystemOneQuestion(Body):
     """A question of /v1/systemone; `criteria` are its answers."""
 
+    refused = "The question has unknown field(s): {}."
+
     type: Literal["choice", "noul", "score"]
     instructions: _Question | None = None
     criteria: Any = None

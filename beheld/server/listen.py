@@ -32,25 +32,35 @@ def listen(options: ServerOptions) -> socket.socket:
     tls.settings(options)
     if options.uds is not None:
         return _listen_at_file(Path(options.uds))
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((options.host, options.port))
-        made.listen(_QUEUE)
-    except OSError as error:
-        made.close()
-        raise ConfigError(
-            f"Cannot listen at {options.host} port {options.port}: {error.strerror or error}.",
-            "Choose another --port or --host.",
-            param="port",
-        ) from error
-    made.set_inheritable(False)
+    made = bound(options.host, options.port)
     if not options.api_keys and not is_own(made.getsockname()[0]):
         logger.warning(
             "Anyone who reaches %s can use this server: the address is not local, and no --api-key is set.",
             options.host,
         )
+    return made
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address.
+
+    Raises:
+        ConfigError: the address is not available.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(_QUEUE)
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"Cannot listen at {host} port {port}: {error.strerror or error}.",
+            "Choose another --port or --host.",
+            param="port",
+        ) from error
+    made.set_inheritable(False)
     return made
 
 

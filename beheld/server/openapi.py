@@ -46,6 +46,7 @@ _POOLED = {
     "RerankRequest": "Documents in the order of how well they fit a query, with a model that pools.",
 }
 _COHERE = ("/v2/chat", "/cohere/v2/chat")
+_COHERE_ERRORS = (*_COHERE, "/cohere/v2/chat/render")
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
@@ -58,6 +59,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
     **dict.fromkeys(_COHERE, ("Answer a conversation, in Cohere's form.", CohereChatRequest)),
+    "/cohere/v2/chat/render": ("What /inference/v1/generate answers in its place.", CohereChatRequest),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/v1/audio/transcriptions": ("The words of an audio.", TranscriptionRequest),
     "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),
@@ -152,7 +154,7 @@ _EVENT = {
 
 
 def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    error = "CohereError" if path in _COHERE else "Error"
+    error = "CohereError" if path in _COHERE_ERRORS else "Error"
     refusal = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(path)}}
     responses |= {status: {"description": "Refused.", "content": refusal} for status in _REFUSALS}

@@ -27,6 +27,12 @@ class TextPart(Body):
     text: str
 
 
+class TalkedTextPart(TextPart):
+    """A text of a conversation, with what the chat template reads besides."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
 class RefusalPart(Body):
     """A text with which the assistant refused earlier."""
 
@@ -276,7 +282,7 @@ def _typed(given: Any) -> Any:
 
 
 Part = Annotated[
-    TextPart
+    TalkedTextPart
     | RefusalPart
     | ThinkingPart
     | ImagePart

@@ -35,6 +35,7 @@ from beheld.server.pooling_schema import (
     ScoreRequest,
 )
 from beheld.server.template_options import template_of
+from beheld.utils.part_fields import PartFields
 
 Asked = PromptType | Chat | Pair
 Answer = dict[str, Any]
@@ -179,9 +180,13 @@ def _check_input(body: ClassifyRequest) -> None:
                 raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
 
 
-def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+def _prompts(
+    body: ClassifyRequest, options: ServerOptions, salt: str | None, template: str | None = None
+) -> list[Asked]:
+    """Return the prompts; `template` is the model's, for conversations."""
     if body.messages is not None:
-        messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+        fields = PartFields(body.chat_template, template)
+        messages = [message_of(message, number, options, fields) for number, message in enumerate(body.messages)]
         read_as(messages, body.media_io_kwargs, options)
         # A vector is made of what is there, and no answer begins.
         chosen = template_of(body, options, adds=False)
@@ -282,7 +287,7 @@ def _pool(
     task = {ClassifyRequest: "classify", EmbeddingRequest: vectors}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
         task = pooling_task(body.task)
-    prompts = _prompts(body, options, salt)
+    prompts = _prompts(body, options, salt, llm.chat_template)
     if isinstance(body, EmbeddingRequest):
         _check_bytes(body)
         vector_bodies.check(body.encoding_format, len(prompts))

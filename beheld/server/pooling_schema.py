@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
 )
 
 from beheld.server import limits
-from beheld.server.body_schema import Body, Ids, Name, Whole
+from beheld.server.body_schema import Body, Ids, Name, Whole, wrong
 from beheld.server.parts_schema import Parts
 from beheld.server.schema import WITHOUT_EFFECT, Messages, Reading, Variables, prompt_form
 
@@ -130,7 +132,16 @@ Sides = Annotated[Annotated[Side, Tag("one")] | Annotated[_ManySides, Tag("many"
 
 
 # A bound, which 0 leaves out.
-_Most = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _no_less(given: Any, info: ValidationInfo) -> Any:
+    if type(given) is int and given < 0:
+        words = f"{info.field_name} must be a non-negative integer"
+        raise wrong(words, "Send 0 for all tokens, or how many there may be.")
+    return given
+
+
+_Most = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_no_less)]
 
 
 class ScoreRequest(Pooled):

@@ -80,9 +80,12 @@ class ResponseEvents:
             for seen, own in zip(tool.functions(), tool.tools, strict=True)
         }
         items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom, spaces)
+        raw = _RawMessages() if self._ask.given.enable_response_messages else None
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
+                    if raw is not None:
+                        raw.push(chunk)
                     if chunk.get("media"):
                         self._response["media"] = chunk["media"]
                     if not begun:
@@ -100,6 +103,8 @@ class ResponseEvents:
                     usage = chunk.get("usage") or usage
             if usage:
                 self._response["usage"] = _usage(usage)
+            if raw is not None:
+                self._response |= raw.fields()
             for event in items.close(complete=reason not in ("length", "abort")):
                 yield self._numbered(event)
             await self._turn()
@@ -159,20 +164,43 @@ class ResponseEvents:
         return numbered if shown is numbered else LongChunk(shown)
 
 
+class _RawMessages:
+    """What the model read and what it wrote, as texts and as tokens."""
+
+    def __init__(self) -> None:
+        self._prompt, self._answer = "", list[str]()
+        self._read, self._written = TokenEntries(), TokenEntries()
+
+    def push(self, chunk: Chunk) -> None:
+        """Note what a chunk has of it."""
+        if "prompt_token_ids" in chunk:
+            self._prompt, self._read = chunk.get("prompt_text") or "", TokenEntries(chunk["prompt_token_ids"])
+        for choice in chunk["choices"]:
+            if "raw_text" in choice:
+                self._answer.append(choice["raw_text"])
+                self._written += choice["token_ids"]
+
+    def fields(self) -> dict[str, Any]:
+        """The response's fields."""
+        both = {"input_messages": (self._prompt, self._read), "output_messages": ("".join(self._answer), self._written)}
+        kind = {"type": "raw_message_tokens"}
+        return {name: [{"message": text, "tokens": tokens, **kind}] for name, (text, tokens) in both.items()}
+
+
 # Entries of tokens beyond which they are written in pieces.
 _FEW = 32
 
 
 def in_pieces(response: dict[str, Any]) -> LongJson:
-    """The JSON of a response, whose log-probabilities may be long."""
+    """The JSON of a response, whose tokens and log-probabilities may be many."""
     return LongJson(_in_pieces(response))
 
 
 def _in_pieces(value: dict[str, Any]) -> dict[str, Any]:
-    """The same object, or a copy in which long log-probabilities are lists that are written in pieces."""
+    """The same object, or a copy in which long lists of tokens are written in pieces."""
     fresh: dict[str, Any] = {}
     for name, entry in value.items():
-        if name == "logprobs":
+        if name in _OF_TOKENS:
             if isinstance(entry, list) and len(entry) > _FEW:
                 fresh[name] = LongList(partial(iter, entry[:]))
         elif name in _HOLDERS and isinstance(entry, dict):
@@ -186,9 +214,10 @@ def _in_pieces(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, **fresh} if fresh else value
 
 
-# Where objects with log-probabilities stand in events and in responses.
+# Where objects with entries of tokens stand in events and in responses.
+_OF_TOKENS = frozenset(("logprobs", "tokens"))
 _HOLDERS = frozenset(("response", "part", "item"))
-_LISTS = frozenset(("output", "content"))
+_LISTS = frozenset(("output", "content", "input_messages", "output_messages"))
 
 
 def _usage(given: dict[str, Any]) -> dict[str, Any]:

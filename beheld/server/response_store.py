@@ -15,7 +15,7 @@ _EACH = 64
 
 
 class TokenEntries(list[Any]):
-    """Log-probabilities of an answer's tokens, made here: thousands, which are about as large as the first."""
+    """Tokens, or their log-probabilities, made here: thousands, which are about as large as the first."""
 
 
 @dataclass

@@ -53,6 +53,7 @@ _MESSAGE = _object(
     "tool_calls",
 )
 _ENTRY = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255})}
+_RAW = _object({"type": {"const": "raw_message_tokens"}, "message": _TEXT, "tokens": _list(_COUNT)})
 _STOP_REASON = _maybe({"type": ["integer", "string"]})
 _CHAT_CHOICE = _object(
     {
@@ -273,9 +274,28 @@ RESPONSES: dict[str, Any] = {
         *("logprobs", "media", "warnings"),
     ),
     "Response": _object(
-        {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
+        {
+            "id": _TEXT,
+            "object": {"const": "response"},
+            "grounding": _list(_named("Place")),
+            "input_messages": _list(_RAW),
+            "output_messages": _list(_RAW),
+        },
+        *("grounding", "input_messages", "output_messages"),
     ),
     "InputTokens": _object({"input_tokens": _COUNT}),
+    "Rendered": _object(
+        {
+            "request_id": _TEXT,
+            "token_ids": _list(_COUNT),
+            "sampling_params": _ANY,
+            "model": _TEXT,
+            "stream": {"const": True},
+            "cache_salt": _TEXT,
+            "priority": {"type": "integer"},
+        },
+        *("stream", "cache_salt", "priority"),
+    ),
     "Tokens": _object(
         {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _maybe(_list(_TEXT))}
     ),
@@ -322,6 +342,7 @@ SHOWN = {
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
     **dict.fromkeys(("/v2/chat", "/cohere/v2/chat"), "CohereAnswer"),
+    "/cohere/v2/chat/render": "Rendered",
     "/v1/responses": "Response",
     "/v1/responses/{name}": "Response",
     "/v1/responses/{name}/cancel": "Response",

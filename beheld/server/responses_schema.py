@@ -342,7 +342,6 @@ class ResponsesRequest(SamplingFields):
         "context_management": ([],),
         "conversation": (),
         "ec_transfer_params": (),
-        "enable_response_messages": (False,),
         "image": ({},),
         "kv_transfer_params": (),
         "max_tool_calls": (),
@@ -406,3 +405,4 @@ class ResponsesRequest(SamplingFields):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     include_reasoning: bool | None = None
     grounding: bool | None = None
+    enable_response_messages: bool | None = None

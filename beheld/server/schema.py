@@ -338,6 +338,14 @@ Prompt = Annotated[
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _prompted(cls, value: Any) -> Any:
+        """With embeddings a prompt may be left out, or null; without, there is none."""
+        if not isinstance(value, dict) or value.get("prompt") is not None:
+            return value
+        return {**value, "prompt": "" if value.get("prompt_embeds") else []}
+
     prompt: Prompt
     prompt_embeds: str | Texts | None = None
     logprobs: Whole | None = None

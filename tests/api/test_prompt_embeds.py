@@ -127,6 +127,13 @@ def test_a_client_sends_them() -> None:
         wanted = running.post("/v1/completions", {"prompt": ids, **common}).json()
         assert made["choices"][0]["text"] == wanted["choices"][0]["text"]
         assert made["usage"]["prompt_tokens"] == len(ids)
+        for nothing in ({}, {"prompt": None}):
+            also = running.post("/v1/completions", {**nothing, "prompt_embeds": embeds, **common}).json()
+            assert also["choices"][0]["text"] == wanted["choices"][0]["text"]
+            for none in ({}, {"prompt_embeds": []}):
+                error = running.post("/v1/completions", {**nothing, **none, **common}).json()["error"]
+                assert error["param"] == "prompt"
+                assert "Either prompt or prompt_embeds must be provided and non-empty." in error["message"]
         twice = running.post("/v1/completions", {"prompt": [], "prompt_embeds": [embeds, embeds], **common}).json()
         assert [choice["text"] for choice in twice["choices"]] == [wanted["choices"][0]["text"]] * 2
         chat = {**common, "chat_template": "{{ messages[0]['content'] }}{{ messages[-1].get('reasoning') or '' }}"}

@@ -31,7 +31,6 @@ FAMILIES: Mapping[str, str] = {
     "meta-llama/Llama-3.2-1B-Instruct": "llama",
     "unsloth/llama-3.2-1b-Instruct": "llama",
     "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
-    "Qwen/Qwen3-VL-2B-Instruct": "qwen3_vl",
     "llava-hf/llava-1.5-7b-hf": "llava",
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "llava_onevision",
     "HuggingFaceTB/SmolVLM-256M-Instruct": "smolvlm",
@@ -110,6 +109,19 @@ def _scored(folder: Path) -> None:
     save_file({**weights, "score.weight": drawn}, file, metadata={"format": "pt"})
 
 
+def _wide_qwen3_vl(folder: Path) -> None:
+    """Qwen3-VL with the width of the real one's embeddings, which a test sends, features of three layers among them."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    example_repositories._of("qwen3_vl")(folder)
+    config = AutoConfig.from_pretrained(folder)
+    config.text_config.hidden_size = config.vision_config.out_hidden_size = 2048
+    config.text_config.num_hidden_layers = config.vision_config.depth = 4
+    config.vision_config.deepstack_visual_indexes = [0, 1, 2]
+    torch.manual_seed(3)
+    AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
 # Encoders of texts, which example_repositories has under other names, and classifiers.
 ENCODERS: Mapping[str, example_repositories.Make] = {
     "BAAI/bge-base-en-v1.5": _embedder("BertModel", 768, 512),
@@ -132,6 +144,7 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
     "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": example_repositories._classifier(
         "qwen2", "Qwen2ForSequenceClassification", num_labels=1, pad_token_id=0
     ),
+    "Qwen/Qwen3-VL-2B-Instruct": _wide_qwen3_vl,
     "Qwen/Qwen3-VL-Reranker-2B": example_repositories._judge("qwen3_vl"),
     "vidore/colpali-v1.3-hf": _colpali,
     "answerdotai/answerai-colbert-small-v1": _colbert,
@@ -158,6 +171,14 @@ WIDE = frozenset(
 # Files whose tests compare texts of single tokens with the text of an answer, path as in the source.
 SPELT = frozenset(("sample/test_logprobs.py", "logits_processors/test_custom_online.py"))
 _NUM_IDS = 32_768
+# Model of a test -> a template in the form of its own, where the family's has another.
+TEMPLATES: Mapping[str, str] = {
+    "google/translategemma-4b-it": "{%- for message in messages -%}<start_of_turn>{{ message['role'] }}\n"
+    "{%- for part in message['content'] -%}"
+    "Translate from {{ part['source_lang_code'] }} to {{ part['target_lang_code'] }}: "
+    "{%- if part['type'] == 'image' -%}<start_of_image>{%- else -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}<end_of_turn>\n{%- endfor -%}<start_of_turn>model\n"
+}
 # Adapter of a test -> the family of the checkpoint that it adapts.
 ADAPTERS: Mapping[str, str] = {
     "typeof/zephyr-7b-beta-lora": "llama",
@@ -193,6 +214,8 @@ def lay(hub: Path, name: str) -> Path | None:
         example_repositories._of(family, None if family == "whisper" else 32768)(folder)
         if name.startswith("Qwen/Qwen") and "VL" not in name and "Omni" not in name:
             _template(folder, scripted.TEMPLATE)
+        if name in TEMPLATES:
+            _template(folder, TEMPLATES[name])
     return folder
 
 

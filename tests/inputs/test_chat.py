@@ -330,7 +330,7 @@ def test_reasoning_reaches_templates_that_read_either_name(sent: str) -> None:
 
 
 def test_generation_prompt_and_continuation_exclude_each_other() -> None:
-    with pytest.raises(PromptError, match="cannot be combined"):
+    with pytest.raises(PromptError, match="Cannot set both"):
         chat("qwen2", TALK, continue_final_message=True)
 
 

@@ -17,8 +17,17 @@ import pytest
 from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin, features
 
 from beheld.core.config import MediaLimits
-from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
+from beheld.core.errors import (
+    ConfigError,
+    DecodeError,
+    LimitError,
+    MediaError,
+    MediaLossError,
+    ParamsError,
+    ProcessError,
+)
 from beheld.inputs.media import decode, header
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -448,3 +457,33 @@ def test_heic_with_the_package() -> None:
         decode.open_bytes(file.getvalue(), MediaLimits(max_pixels=1000, image_formats="all"))
     with pytest.raises(DecodeError, match="broken"):
         decode.open_bytes(file.getvalue()[:200], ALL)
+
+
+@pytest.mark.parametrize("engine", [False, True])
+def test_the_colour_behind_what_is_transparent_is_chosen(engine: bool) -> None:
+    """By an option of the engine, of the request or of the part; each colour makes another item."""
+    black = Image.new("RGB", (84, 56), (0, 0, 0))
+    clear = Image.new("RGBA", (84, 56), (200, 10, 10, 0))
+    option = {"rgba_background_color": [0, 0, 0]}
+    pipe = pipes.make("qwen2_vl", media_io_kwargs={"image": option} if engine else None)
+    buffer = io.BytesIO()
+    clear.save(buffer, "PNG")
+
+    def made(source: Any, **options: Any) -> Any:
+        prompt = {"prompt": tiny.prompt("qwen2_vl", 1), "multi_modal_data": {"image": source}}
+        more = {"mm_processor_kwargs": options} if options else {}
+        return pipe.prepare(RequestOrder(prompt | more, pipes.ONE_TOKEN, request_id="0"))
+
+    expected = made(black).spans[0].item
+    for source in (clear, buffer.getvalue(), np.asarray(clear)):
+        found = made(source, **({} if engine else option))
+        assert found.spans[0].item.digest == expected.digest
+        assert found.receipts[0].lost == ("transparency was flattened onto the colour [0, 0, 0]",)
+        other = made(source, rgba_background_color=[255, 255, 255]) if engine else made(source)
+        assert other.spans[0].item.digest != expected.digest
+        assert other.receipts[0].lost == ("transparency was flattened onto white",)
+    for wrong in ([0, 0], [0, 0, 256], "red", [0, 0, 0.5], [True, 0, 0]):
+        with pytest.raises(ParamsError, match="three whole numbers"):
+            made(clear, rgba_background_color=wrong)
+        with pytest.raises(ConfigError, match="three whole numbers"):
+            pipes.make("qwen2_vl", media_io_kwargs={"image": {"rgba_background_color": wrong}})

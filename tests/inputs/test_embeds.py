@@ -147,6 +147,11 @@ def test_embeddings_can_be_switched_off() -> None:
     prompt = {"prompt": tiny.prompt("llava", 1), "multi_modal_data": {"image": torch.randn(1, 4, HIDDEN)}}
     with pytest.raises(MediaError, match="enable_mm_embeds"):
         pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
+    # Whatever they are, they are not looked at; and what turns them on is named.
+    for value in (torch.empty(1, 1, 1), [torch.empty(1, 1)]):
+        given = {**prompt, "multi_modal_data": {"image": value}}
+        with pytest.raises(MediaError, match="--enable-mm-embeds"):
+            pipe.prepare(RequestOrder(given, pipes.ONE_TOKEN, request_id="1"))
 
 
 PICTURES_LAID_OUT = (
@@ -163,7 +168,7 @@ VIDEOS_LAID_OUT = (
 REFUSED = {
     **{(family, "image"): "how image is laid out" for family in PICTURES_LAID_OUT},
     **{(family, "video"): "how video is laid out" for family in VIDEOS_LAID_OUT},
-    **{(family, kind): "more of" for family in ("qwen3_vl", "qwen3_vl_moe") for kind in ("image", "video")},
+    **{(family, "video"): "more of video" for family in ("qwen3_vl", "qwen3_vl_moe")},
     ("qwen3_omni_moe", "image"): "more of image",
     **{(family, kind): "itself" for family in tiny.THINKERS for kind in ("video", "audio")},
     **{(family, "image"): "its layers cross-attend to media" for family in ("florence2", "mllama")},
@@ -188,7 +193,8 @@ def test_embeddings_leave_the_prompt_as_the_item_makes_it(family: str) -> None:
         text = tiny.wrap(family, tiny.markers(family, *counts) + "x")
         made = prepared(pipe, text, modality, a_given(modality))
         (span,) = made.spans
-        value: Any = torch.randn(max(1, span.item.num_embeds), model.hidden_size)
+        width = model.hidden_size * (1 + (model.deeper if modality == "image" else 0))
+        value: Any = torch.randn(max(1, span.item.num_embeds), width)
         if (grid := f"{modality}_grid_thw") in span.item.layout:
             value = {f"{modality}_embeds": value, grid: [list(span.item.layout[grid])]}
         if family in SIZED and modality == "image":
@@ -281,6 +287,26 @@ def answered(llm: LLM, family: str, question: cases.Ask, given: dict[str, Any]) 
     expected = reference.answer(family, question)
     assert tuple(output.prompt_token_ids or ()) == expected.prompt_ids
     assert tuple(output.outputs[0].token_ids) == expected.token_ids
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+def test_embeddings_with_features_of_deeper_layers_are_answered_as_their_images(family: str) -> None:
+    """As vLLM takes them: behind an image's embeddings, those of each tower layer whose features enter later layers."""
+    with make(family, cases.ROOMY) as llm:
+        for question in (cases.TWICE, cases.BETWEEN):
+            inputs = reference.inputs(family, question)
+            grid = inputs["image_grid_thw"]
+            with torch.inference_mode():
+                made = reference.model(family).get_image_features(inputs["pixel_values"], grid, return_dict=True)
+            plain = torch.cat(list(made.pooler_output))
+            deeper = [torch.cat(list(each)) if isinstance(each, list | tuple) else each
+                      for each in made.deepstack_features]  # fmt: skip
+            assert len(deeper) > 0
+            answered(llm, family, question, {"image": {"image_embeds": torch.cat([plain, *deeper], dim=1),
+                                                       "image_grid_thw": grid}})  # fmt: skip
+    for narrow in (plain, torch.cat([plain, deeper[0], *deeper], dim=1)):
+        with pytest.raises(MediaError, match=f"the {len(deeper)} tower layers"):
+            ask(family, {"image_embeds": narrow, "image_grid_thw": grid}, len(grid))
 
 
 def test_embeddings_of_videos_and_audio_are_answered_as_they_are() -> None:

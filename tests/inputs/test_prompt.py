@@ -134,7 +134,8 @@ def test_limits_per_prompt() -> None:
     family = "llava"
     pipe = pipes.make(family, {"limit_per_prompt": {"image": 2}})
     assert pipes.ask(pipe, family, [PICTURE] * 2).spans
-    with pytest.raises(LimitError, match="3 image items; limit_mm_per_prompt allows 2"):
+    words = r"3 image items; limit_mm_per_prompt allows 2. At most 2 image\(s\) may be provided"
+    with pytest.raises(LimitError, match=words):
         pipes.ask(pipe, family, ["http://127.0.0.1:9/never-fetched"] * 3)
     off = pipes.make(family, {"limit_per_prompt": {"image": 0}})
     with pytest.raises(LimitError, match="switched off"):

@@ -333,6 +333,8 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
     assert [of_cut[place] for place in range(3)] == pytest.approx([entry["score"] for entry in same["data"]], abs=1e-5)
     assert {entry["document"]["text"] for entry in cut["results"]} == set(TEXTS)
     assert (wrong["param"], uncut["param"]) == ("max_tokens_per_doc", "max_tokens_per_doc")
+    # Words that scripts look for.
+    assert "max_tokens_per_doc must be a non-negative integer" in wrong["message"]
     order = [entry["index"] for entry in ranked["results"]]
     assert all(found == order[:2] for found in by_client)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")

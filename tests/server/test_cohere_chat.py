@@ -20,6 +20,8 @@ from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_forms import OPENED
 
 ROUTES = ("/v2/chat", "/cohere/v2/chat")
+RENDER = "/cohere/v2/chat/render"
+GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Say hi."}]
 GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
@@ -335,3 +337,66 @@ def test_errors_are_in_coheres_form(running: Running, more: dict[str, Any], para
     assert body["message"]
     assert body["id"] == answer.headers["x-request-id"]
     assert body["param"] == param
+
+
+def render(running: Running, **more: Any) -> dict[str, Any]:
+    answer = running.post(RENDER, {"messages": HELLO} | GREEDY | more)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_what_is_rendered_is_answered_as_the_chat_is(running: Running) -> None:
+    drawn: dict[str, Any] = {"temperature": 0.9, "seed": 4, "k": 5, "max_tokens": 20}
+    made = render(running, stop_sequences=["END"], **drawn)
+    assert made["sampling_params"]["temperature"] == 0.9
+    assert made["sampling_params"]["stop"] == ["END"]
+    expected = ask(running, logprobs=True, **drawn)
+    answer = running.post(GENERATE, made).json()
+    told_ids, _ = told(expected["logprobs"])
+    assert answer["choices"][0]["token_ids"] == told_ids
+    counted = running.post("/tokenize", {"messages": HELLO}).json()
+    assert made["token_ids"] == counted["tokens"]
+
+
+def test_a_rendered_schema_is_followed(running: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    more = {"response_format": {"type": "json_object", "schema": schema}, "max_tokens": 40}
+    made = render(running, **more)
+    answer = running.post(GENERATE, made | {"output_mode": "text"}).json()
+    assert answer["choices"][0]["text"] == text_of(ask(running, **more))
+
+
+def test_what_is_rendered_streams_with_its_salt(running: Running) -> None:
+    made = render(running, stream=True, cache_salt="s", priority=0)
+    assert {name: made[name] for name in ("stream", "cache_salt", "priority", "model")} == {
+        **{"stream": True, "cache_salt": "s", "priority": 0},
+        "model": "tiny",
+    }
+    assert running.post(GENERATE, made).headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]}, "messages.0.content.1"),
+        ({"model": "other"}, "model"),
+        ({"p": 7.0}, "p"),
+        ({"tools": [TOOL], "tool_choice": "REQUIRED"}, "tool_choice"),
+    ],
+)
+def test_what_is_not_rendered_has_an_error_in_coheres_form(running: Running, more: dict[str, Any], param: str) -> None:
+    answer = running.post(RENDER, {"messages": HELLO} | GREEDY | more)
+    assert answer.status_code in (400, 404)
+    body = answer.json()
+    assert (body["param"], body["id"]) == (param, answer.headers["x-request-id"])
+    assert body["remedy"]
+
+
+def test_reasoning_before_a_schema_is_not_rendered() -> None:
+    form = {"type": "json_object", "schema": {"type": "object"}}
+    with kept(Running("qwen2", ENGINE | OPENED, reasoning_parser="think")) as reasoning:
+        assert render(reasoning)["token_ids"]
+        answer = reasoning.post(RENDER, {"messages": HELLO, "response_format": form} | GREEDY)
+        assert (answer.status_code, answer.json()["param"]) == (400, "response_format")

@@ -230,7 +230,7 @@ def wide(count: int) -> dict[str, None]:
         ({"questions": {}}, "questions", "at least one"),
         ({"questions": {f"q{n}": COLOR for n in range(9)}}, "questions", "at most 8"),
         ({"questions": {"": COLOR}}, "questions", "empty name"),
-        ({"questions": {"q": COLOR | {"depends_on": ["x"]}}}, "questions.q.depends_on", "is unknown"),
+        ({"questions": {"q": COLOR | {"depends_on": ["x"]}}}, "questions.q.depends_on", "unknown field(s)"),
         ({"questions": {"q": COLOR | {"criteria": wide(27)}}}, "questions.q", "at most 26 options"),
         ({"questions": {"q": COLOR | {"criteria": []}}}, "questions.q", "must be an object"),
         ({"questions": {"q": WET | {"criteria": ["yes", "no"]}}}, "questions.q", "must be an object"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from beheld.core.errors import ParamsError
 from beheld.server.field_names import field_names_of
@@ -305,6 +307,24 @@ def test_a_request_says_how_its_videos_are_read(running: Running, bounded: Runni
         answer = bounded.post(CHAT, asked | {"media_io_kwargs": wrong})
         assert answer.status_code == 400, answer.text
     refused = running.post(CHAT, HI | reading)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "media_io_kwargs")
+
+
+def test_a_request_says_what_is_behind_its_images(running: Running, bounded: Running) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (84, 56), (200, 10, 10, 0)).save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    lost = [
+        bounded.post(CHAT, asked | {"media_io_kwargs": {"image": image}}).json()["media"][0]["lost"]
+        for image in ({}, {"rgba_background_color": [0, 9, 0]})
+    ]
+    shown = [f"transparency was flattened onto {colour}" for colour in ("white", "the colour [0, 9, 0]")]
+    assert lost == [[words] for words in shown]
+    answer = bounded.post(CHAT, asked | {"media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 256]}}})
+    assert (answer.status_code, "three whole numbers" in answer.text) == (400, True)
+    refused = running.post(CHAT, asked | {"media_io_kwargs": {"image": {"rgba_background_color": [0, 9, 0]}}})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "media_io_kwargs")
 
 

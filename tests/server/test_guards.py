@@ -46,7 +46,8 @@ POOLED: dict[str, dict[str, Any]] = {
 }
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-COHERE = ("/v2/chat", "/cohere/v2/chat")
+RENDER = "/cohere/v2/chat/render"
+COHERE = ("/v2/chat", "/cohere/v2/chat", RENDER)
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/none"
 STREAM = "/v1/streams/none"
@@ -254,16 +255,16 @@ def media_caps(running: Running, path: str) -> None:
     for data, status in ((png, 413), (b"none", 400)):
         url = "data:image/png;base64," + base64.b64encode(data).decode()
         answer = running.post(path, conversation(path, "x", url))
-        # Vectors are not made, and so nothing is opened for them.
-        refused(answer, 400 if path in POOLED else status)
+        # Vectors are not made, and media are not rendered, and so nothing is opened for them.
+        refused(answer, 400 if path in POOLED or path == RENDER else status)
 
 
 def inside_addresses(running: Running, path: str) -> None:
     """Addresses of this machine and of its network, and its files."""
     for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd", "/etc/passwd"):
         answer = running.post(path, conversation(path, "x", url))
-        # Nothing is fetched for vectors that are not made.
-        refused(answer, 400 if path in POOLED else 422)
+        # Nothing is fetched for vectors that are not made, and for media that are not rendered.
+        refused(answer, 400 if path in POOLED or path == RENDER else 422)
 
 
 def sanitised_text(running: Running, path: str) -> None:
@@ -280,8 +281,9 @@ def sanitised_text(running: Running, path: str) -> None:
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["count"]
     elif path in (CHAT, INVOKE):
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
-    elif path == "/tokenize":
-        assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
+    elif path in ("/tokenize", RENDER):
+        ids = answer.json()["tokens" if path == "/tokenize" else "token_ids"]
+        assert running.llm.info.placeholder_ids["image"] not in ids
     elif path in COHERE:
         assert answer.json()["usage"]["tokens"]["input_tokens"] == found["count"]
     elif path in (SYSTEM, DECISIONS):

@@ -289,6 +289,38 @@ def test_reasoning_is_an_item() -> None:
         running.close()
 
 
+def test_raw_messages_are_what_the_model_read_and_wrote() -> None:
+    """Also where reasoning is split off; whole, streamed, kept, and long enough to be written in pieces."""
+    running = Running("qwen2", ENGINE | OPENED, reasoning_parser="think")
+    try:
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="-", max_retries=0) as client:
+            asked: Any = {"input": "Weather? " * 20, "extra_body": {"enable_response_messages": True}, **GREEDY}
+            found: Any = client.responses.create(**{**asked, "max_output_tokens": 60}).to_dict()
+            (read,), (written,) = found["input_messages"], found["output_messages"]
+            assert read["type"] == written["type"] == "raw_message_tokens"
+            talked: dict[str, Any] = {"messages": talk(asked["input"])}
+            assert read["tokens"] == running.post("/tokenize", talked).json()["tokens"]
+            assert read["message"] == running.post("/detokenize", {"tokens": read["tokens"]}).json()["prompt"]
+            chat = said(running, talk(asked["input"]), max_tokens=60, return_token_ids=True)["choices"][0]
+            assert written["tokens"] == chat["token_ids"]
+            assert len(written["tokens"]) == found["usage"]["output_tokens"] == 60
+            # The tiny model ends its reasoning nowhere: all that it wrote is that, but for blanks around it.
+            assert written["message"].strip() == found["output"][0]["content"][0]["text"]
+            assert client.responses.retrieve(found["id"]).to_dict()["output_messages"] == [written]
+            with client.responses.stream(**asked) as stream:
+                events: list[Any] = [event.to_dict() for event in stream]
+            last = events[-1]["response"]
+            assert last["input_messages"] == [read]
+            assert last["output_messages"][0]["tokens"] == written["tokens"][:12]
+            assert written["message"].startswith(last["output_messages"][0]["message"])
+            assert not any("input_messages" in event.get("response", {}) for event in events[:-1])
+            plain = client.responses.create(input="x", **GREEDY).to_dict()
+            assert "input_messages" not in plain
+        running.idle()
+    finally:
+        running.close()
+
+
 FILE = {"type": "input_image", "file_id": "x"}
 BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
 

@@ -432,8 +432,17 @@ def test_a_prompt_spells_no_special_token() -> None:
 
 def test_a_model_that_hears_nothing_says_so(running: Running) -> None:
     answer = httpx.post(running.url + PATH, files={"file": file()}, trust_env=False)
-    assert answer.status_code == 400
+    assert answer.status_code == 404
     assert "makes no transcripts" in answer.json()["error"]["message"]
+
+
+def test_a_model_that_only_hears_answers_nothing_else(writing: Running) -> None:
+    headers = {"Authorization": "Bearer key"}
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body in (("chat/completions", chat), ("completions", {"prompt": "x"})):
+        answer = httpx.post(f"{writing.url}/v1/{path}", json=body, headers=headers, trust_env=False)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+        assert "/v1/audio/transcriptions" in answer.json()["error"]["remedy"]
 
 
 def _base64(data: bytes) -> str:

@@ -35,6 +35,6 @@ INPUTS = replace(
         "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
     },
     interleave=interleave,
-    embedded=qwen3_vl.INPUTS.embedded,
+    embedded=dict.fromkeys(("image", "video"), qwen3_vl.DEEPER),
     speech=SpeechForm("Transcribe the audio{language} into text.", "Translate the audio{language} into English text."),
 )

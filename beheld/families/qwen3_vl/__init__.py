@@ -7,6 +7,7 @@ from beheld.families.family import IMAGE_AND_VIDEO, Family, GGUFProjector, Known
 
 FAMILY = Family(
     model_types=("qwen3_vl", "qwen3_vl_moe"),
+    deeper=lambda config: len(config.vision_config.deepstack_visual_indexes),
     short_names=(
         ShortName(
             "qwen3-vl-2b",

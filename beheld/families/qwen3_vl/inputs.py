@@ -6,4 +6,5 @@ from beheld.families.inputs import FamilyInputs
 
 DEEPER = "layers beyond the first take more of {modality} than its embeddings"
 
-INPUTS = FamilyInputs(embedded={"image": DEEPER, "video": DEEPER})
+# Times stand between the frames of a video, which embeddings lack.
+INPUTS = FamilyInputs(embedded={"video": DEEPER})

@@ -67,7 +67,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             given = {"format": container.format.name, "rate": own, "channels": channels}
     except av.FFmpegError as error:
         raise DecodeError(
-            "The bytes are not audio that can be read.",
+            "Invalid or corrupted audio data: the bytes are not audio that can be read.",
             "Send the complete file, or another format such as WAV.",
             detail=type(error).__name__,
         ) from error

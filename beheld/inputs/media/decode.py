@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
-from beheld.core.errors import DecodeError, LimitError, first_line
+from beheld.core.errors import DecodeError, LimitError, ParamsError, first_line
 from beheld.inputs.media import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -39,6 +39,11 @@ class DecodedImage:
     treated: Mapping[str, Any]
     lost: tuple[str, ...]
 
+
+Colour = tuple[int, int, int]
+# What is transparent shows it, as models were trained; and the option that says another.
+WHITE: Colour = (255, 255, 255)
+BACKGROUND = "rgba_background_color"
 
 # Pillow loads a file into its image on first use, seeks in it to count frames, and reads its tags late. None of this is
 # thread-safe: other threads would see half-loaded images, or no tags. The lock is re-entrant: if Ctrl-C interrupts
@@ -72,7 +77,20 @@ def is_image(value: Any) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
+def background_of(given: Any) -> Colour:
+    """The colour behind what is transparent, of three whole numbers from 0 to 255.
+
+    Raises:
+        ParamsError: it is none.
+    """
+    parts = tuple(given) if isinstance(given, list | tuple) else ()
+    if len(parts) != 3 or not all(type(part) is int and 0 <= part <= 255 for part in parts):
+        words = f"{BACKGROUND} must be three whole numbers from 0 to 255, got {str(given)[:64]!r}."
+        raise ParamsError(words, "Write for example [0, 0, 0].", param=BACKGROUND)
+    return parts
+
+
+def open_bytes(data: bytes, limits: MediaLimits, background: Colour = WHITE) -> DecodedImage:
     """Decode the bytes of an image file; the bytes determine the format, not the sender's label.
 
     Raises:
@@ -84,9 +102,9 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
     every = limits.image_formats == "all"
     icon = header.largest_icon(data) if every else None
     if icon is not None:
-        return _from_icon(data, *icon, limits)
+        return _from_icon(data, *icon, limits, background)
     if every and header.is_heif(data):
-        return _from_heif(data, limits)
+        return _from_heif(data, limits, background)
     try:
         image = Image.open(io.BytesIO(data), formats=(*FORMATS, *_FURTHER) if every else FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -95,7 +113,7 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
         raise _unreadable(data, every) from error
     check_size(*image.size, limits, len(data))
     check_scans(data, image.width * image.height, limits)
-    return from_pil(image, limits, image.format)
+    return from_pil(image, limits, image.format, background)
 
 
 def _unreadable(data: bytes, every: bool) -> DecodeError:
@@ -119,7 +137,9 @@ def _unreadable(data: bytes, every: bool) -> DecodeError:
     return DecodeError(reason, remedy, or_engine=allow)
 
 
-def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: MediaLimits) -> DecodedImage:
+def _from_icon(
+    data: bytes, picture: bytes, size: tuple[int, int], limits: MediaLimits, background: Colour
+) -> DecodedImage:
     """Decode the largest picture of a file of icons, which its own bytes measure: Pillow decodes it at once.
 
     Pillow gets a file of that picture alone. Of several that are equally large by the table, it would take another one.
@@ -128,16 +148,16 @@ def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: Media
 
     check_size(*size, limits, len(data))
     if header.is_png(picture):
-        decoded = open_bytes(picture, limits)
+        decoded = open_bytes(picture, limits, background)
         return DecodedImage(decoded.image, {**decoded.given, "format": "ICO"}, decoded.treated, decoded.lost)
     try:
         image = Image.open(io.BytesIO(header.icon_of(picture, size)), formats=("ICO",))
     except Exception as error:
         raise DecodeError("The icon is broken.", "Send the complete file.", detail=first_line(error)) from error
-    return from_pil(image, limits, "ICO")
+    return from_pil(image, limits, "ICO", background)
 
 
-def _from_heif(data: bytes, limits: MediaLimits) -> DecodedImage:
+def _from_heif(data: bytes, limits: MediaLimits, background: Colour) -> DecodedImage:
     """Decode HEIC and its kin, which Pillow reads with another package alone.
 
     Raises:
@@ -161,7 +181,7 @@ def _from_heif(data: bytes, limits: MediaLimits) -> DecodedImage:
         raise
     except Exception as error:
         raise DecodeError("The image is broken.", "Send the complete file.", detail=first_line(error)) from error
-    return from_pil(image, limits, _HEIF)
+    return from_pil(image, limits, _HEIF, background)
 
 
 def check_header(data: bytes, limits: MediaLimits) -> None:
@@ -207,8 +227,10 @@ def check_scans(data: bytes, pixels: int, limits: MediaLimits) -> None:
         )
 
 
-def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> DecodedImage:
-    """Convert a PIL image to RGB.
+def from_pil(
+    image: Any, limits: MediaLimits, file_format: str | None = None, background: Colour = WHITE
+) -> DecodedImage:
+    """Convert a PIL image to RGB; what is transparent shows the background.
 
     Raises:
         DecodeError: it is empty, truncated or broken.
@@ -226,7 +248,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     try:
         image.load()
         turned, orientation = _upright(image)
-        rgb = to_rgb(turned, lost)
+        rgb = to_rgb(turned, lost, background)
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
@@ -254,7 +276,7 @@ def is_plain_rgb(image: Any) -> bool:
     )
 
 
-def from_array(array: Any, limits: MediaLimits) -> DecodedImage:
+def from_array(array: Any, limits: MediaLimits, background: Colour = WHITE) -> DecodedImage:
     """Decode an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
 
     Raises:
@@ -277,11 +299,11 @@ def from_array(array: Any, limits: MediaLimits) -> DecodedImage:
             f"An image as an array must have the shape (height, width, 3), not {shape}.",
             "Put its colours last: numpy.moveaxis(array, 0, 2)." if planes else "Bring it into that shape.",
         )
-    decoded = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits)
+    decoded = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits, None, background)
     return DecodedImage(decoded.image, {**decoded.given, "source": "array"}, decoded.treated, decoded.lost)
 
 
-def to_rgb(image: Any, lost: list[str]) -> Any:
+def to_rgb(image: Any, lost: list[str], background: Colour = WHITE) -> Any:
     """Return an RGB image; appends to `lost` what the conversion discards."""
     from PIL import Image
 
@@ -293,8 +315,9 @@ def to_rgb(image: Any, lost: list[str]) -> Any:
         alpha = layered.getchannel("A")
         if alpha.getextrema()[0] == 255:
             return layered.convert("RGB")
-        lost.append("transparency was flattened onto white")
-        page = Image.new("RGB", layered.size, (255, 255, 255))
+        shown = "white" if background == WHITE else f"the colour {list(background)}"
+        lost.append(f"transparency was flattened onto {shown}")
+        page = Image.new("RGB", layered.size, background)
         page.paste(layered, mask=alpha)
         return page
     if image.mode == "CMYK":

@@ -87,7 +87,7 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
             f"Embeddings must have the shape (items, tokens, {info.hidden_size}), not {tuple(tensor.shape)}.",
             "Give images as PIL images or as arrays of bytes (height, width, 3).",
         )
-    return [Embeddings(check(entry, info), {}) for entry in tensor]
+    return [Embeddings(check(entry, info, modality), {}) for entry in tensor]
 
 
 def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
@@ -132,7 +132,7 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
         layout: dict[str, tuple[Any, ...]] = {grid_name: grid}
         if second is not None:
             layout["second_per_grid_ts"] = (second,)
-        items.append(Embeddings(check(flat[start : start + count], info), layout))
+        items.append(Embeddings(check(flat[start : start + count], info, modality), layout))
         start += count
     return items
 
@@ -147,7 +147,10 @@ def _sized(value: Any, sizes: Any, name: str, info: ModelInfo) -> list[Embedding
     if len(entries) != len(known):
         kind = "images" if name == SIZES["image"] else "videos"
         raise DecodeError(f"{name} has {len(known)} rows for {len(entries)} {kind}.", "Give one row for each.")
-    return [Embeddings(check(entry, info), {}, own) for entry, own in zip(entries, known, strict=True)]
+    return [
+        Embeddings(check(entry, info, "image" if name == SIZES["image"] else "video"), {}, own)
+        for entry, own in zip(entries, known, strict=True)
+    ]
 
 
 def _frames(sizes: Any, name: str) -> list[tuple[tuple[int, int], ...]]:
@@ -173,7 +176,7 @@ def _windows(value: Any, info: ModelInfo) -> list[Embeddings]:
         alike = len(flat) > 1 and all(part.ndim == 2 and part.shape[1] == flat[0].shape[1] for part in flat)
         if len(flat) != 1 and not alike:
             raise DecodeError("The windows of an audio item must have the shape (tokens, hidden).", _FEWER)
-        found.append(Embeddings(check(torch.cat(flat) if alike else flat[0], info), {}))
+        found.append(Embeddings(check(torch.cat(flat) if alike else flat[0], info, "audio"), {}))
     return found
 
 
@@ -231,8 +234,8 @@ def _dense(tensor: Any) -> None:
         raise DecodeError("Embeddings must be a dense tensor with values.")
 
 
-def check(value: Any, info: ModelInfo) -> Any:
-    """Return a contiguous tensor (tokens, hidden) in float32 on the CPU.
+def check(value: Any, info: ModelInfo, modality: str = "") -> Any:
+    """Return a contiguous tensor (tokens, hidden) in float32 on the CPU; images are wider where `info.deeper` says so.
 
     Raises:
         DecodeError: wrong shape, type or width, no tokens, or values that are not finite.
@@ -240,11 +243,14 @@ def check(value: Any, info: ModelInfo) -> Any:
     import torch
 
     tensor = _tensor(value)
-    if tensor.ndim != 2 or tensor.shape[0] < 1 or tensor.shape[1] != info.hidden_size:
+    deeper = info.deeper if modality == "image" else 0
+    width = (1 + deeper) * info.hidden_size
+    if tensor.ndim != 2 or tensor.shape[0] < 1 or tensor.shape[1] != width:
+        more = f", and as much for each of the {deeper} tower layers whose features enter later ones"
         raise DecodeError(
-            f"Embeddings of one item must have the shape (tokens, {info.hidden_size}) with at least one token, not "
+            f"Embeddings of one item must have the shape (tokens, {width}) with at least one token, not "
             f"{tuple(tensor.shape)}.",
-            "Their width is the hidden size of the language model.",
+            f"Their width is the hidden size of the language model{more if deeper else ''}.",
         )
     dense = tensor.to("cpu", torch.float32).contiguous()
     if not bool(torch.isfinite(dense).all()):

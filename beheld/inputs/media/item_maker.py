@@ -24,7 +24,7 @@ from beheld.core.errors import (
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, count_by_modality
 from beheld.families.inputs import ByCount, BySizes, FamilyInputs
 from beheld.inputs.fetch.fetch import Fetched, FetchRules
-from beheld.inputs.media import digest, embeds, header, soundtracks
+from beheld.inputs.media import decode, digest, embeds, header, soundtracks
 from beheld.inputs.media.cache import Content, MediaCache, Processed
 from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source, taken, unpacked
@@ -222,6 +222,8 @@ class ItemMaker:
     def _name(self, order: ItemOrder, uuid: str) -> bytes:
         """Return the key of an item's uuid, and of how frames are chosen, known only to callers with the same salt."""
         how = f" {self._reader.sampling(order)}" if order.ref.modality == "video" else ""
+        if order.ref.modality == "image" and (background := self._reader.background(order)) != decode.WHITE:
+            how = f" {background}"
         return digest.salted(digest.of_name(uuid, order.ref.modality + how), order.salt)
 
     def _digest(self, order: ItemOrder, content: Content, *, in_file: bool = False) -> bytes:
@@ -297,6 +299,9 @@ class ItemMaker:
             in_file: a video without a source was a file.
         """
         options = dict(order.options)
+        if order.ref.modality == "image":
+            # It has already been put behind the image.
+            options.pop(decode.BACKGROUND, None)
         if self._family.interleave is not None:
             # They change no feature, only what is made of two items.
             options, _ = soundtracks.split(options)

@@ -27,6 +27,7 @@ class Source:
         content: for an open payload, as from `open_source`: the facts to cache.
         borrowed: whether the payload is the caller's image; see `taken`.
         page: which page of the bytes, a document, is the image; None if they are an image themselves.
+        background: the colour behind what is transparent in an image.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Source:
     content: Content | None = None
     borrowed: bool = False
     page: document.PageChoice | None = None
+    background: decode.Colour = decode.WHITE
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:
@@ -54,7 +56,7 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
     if source.content is not None:
         return payload, source.content
     if modality == "image":
-        return _open_image(payload, limits, source.page)
+        return _open_image(payload, limits, source.page, source.background)
     if modality == "video":
         clip = payload
         if isinstance(payload, bytes):
@@ -66,18 +68,21 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
     return wave, Content(source.digest, wave.given, wave.lost)
 
 
-def _open_image(payload: Any, limits: MediaLimits, page: document.PageChoice | None) -> tuple[Pixels, Content]:
+def _open_image(
+    payload: Any, limits: MediaLimits, page: document.PageChoice | None, background: decode.Colour
+) -> tuple[Pixels, Content]:
     if page is not None:
         decoded = document.page_image(payload, page, limits)
         pixels = Pixels.of(decoded.image)
     elif decode.is_image(payload):
         with decode.alone_with(payload):
-            decoded = decode.from_pil(payload, limits, getattr(payload, "format", None))
+            decoded = decode.from_pil(payload, limits, getattr(payload, "format", None), background)
             # The two may be the same image.
             pixels = Pixels.of(decoded.image)
     else:
         encoded = isinstance(payload, bytes)
-        decoded = decode.open_bytes(payload, limits) if encoded else decode.from_array(payload, limits)
+        open_ = decode.open_bytes if encoded else decode.from_array
+        decoded = open_(payload, limits, background)
         pixels = Pixels.of(decoded.image)
     return pixels, Content(pixels.digest(), {**decoded.given, **decoded.treated}, decoded.lost)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class SourceReader:
             return self._encoded(order, bytes(given), kind, clock)
         with clock.stage("digest"):
             if ref.modality == "image":
-                return self._image_source(given, clock)
+                return self._on(self.background(order), self._image_source(given, clock))
             if ref.modality == "video":
                 return self._video_source(given)
             return self._audio_source(given)
@@ -130,7 +130,25 @@ class SourceReader:
         sampling = self.sampling(order) if order.ref.modality == "video" else None
         with clock.stage("digest"):
             how = f"{order.ref.modality} {sampling}"
-            return Source(kind, digest.of_bytes(data, how), data, sampling)
+            source = Source(kind, digest.of_bytes(data, how), data, sampling)
+            return self._on(self.background(order), source) if order.ref.modality == "image" else source
+
+    def background(self, order: ItemOrder) -> decode.Colour:
+        """The colour that an image shows where it is transparent.
+
+        Raises:
+            ParamsError: the option is wrong.
+        """
+        given = order.options.get(decode.BACKGROUND)
+        if given is None:
+            given = self._io_options.get("image", {}).get(decode.BACKGROUND)
+        return decode.WHITE if given is None else decode.background_of(given)
+
+    def _on(self, background: decode.Colour, source: Source) -> Source:
+        """The image on a background: it is another one, unless nothing of it is transparent."""
+        if background == decode.WHITE or source.content is not None or source.borrowed or not source.digest:
+            return source
+        return replace(source, digest=digest.salted(source.digest, bytes(background)), background=background)
 
     def sampling(self, order: ItemOrder) -> video.FrameSampling:
         """Which frames of a video's file are wanted."""

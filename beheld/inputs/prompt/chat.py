@@ -23,6 +23,7 @@ from beheld.inputs.prompt import embedded_prompt
 from beheld.inputs.prompt.documents import Pages
 from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError, check_counts, parse_cut_off
+from beheld.utils.part_fields import PartFields
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
@@ -51,6 +52,10 @@ _SOURCES = ("url", "path", "base64", "data")
 # The limit on arguments of all tool calls of a conversation, which are JSON within JSON.
 _ARGUMENTS = JsonBounds()
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
+# Keys of parts whose texts are no letters of a prompt.
+_HOLDING = frozenset((*_MEDIA_TYPES, *_SOURCES, *_NOT_OPTIONS, embedded_prompt.KEY, "file_data", "file_url"))
+# Letters of a text that a part has for the template.
+_MAX_DESCRIBED = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,15 +134,23 @@ class ItemPart:
     Attributes:
         modality: the item's.
         number: the item's among those of its modality in the conversation, from 1.
-        described: what the message says of it: key -> text. See FamilyInputs.described_by.
+        described: what the message says of it: key -> value. See FamilyInputs.described_by.
     """
 
     modality: str
     number: int
-    described: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, Any] = field(default_factory=dict)
 
 
-Part = str | ItemPart
+@dataclass(frozen=True)
+class DescribedText:
+    """A text, and what its part says besides: key -> value."""
+
+    text: str
+    described: Mapping[str, Any]
+
+
+Part = str | DescribedText | ItemPart
 
 
 @dataclass(frozen=True)
@@ -149,12 +162,14 @@ class ChatForm:
         strings_too: whether string content may stay a string.
         placeholder: (modality, number) -> the text of an item in a string.
         described_by: keys of media parts that the template reads; see FamilyInputs.described_by.
+        fields: further keys of parts that it reads.
     """
 
     as_list: bool
     strings_too: bool
     placeholder: Callable[[str, int], str]
     described_by: frozenset[str] = frozenset()
+    fields: PartFields = field(default_factory=PartFields)
 
 
 def read(
@@ -207,7 +222,9 @@ def num_letters(messages: Any) -> int:
         return len(messages)
     if isinstance(messages, Mapping):
         if messages.get("type", "text") not in (*_TEXT_TYPES, "function"):
-            return 0
+            return sum(
+                len(value) for name, value in messages.items() if name not in _HOLDING and isinstance(value, str)
+            )
         return sum(map(num_letters, messages.values()))
     return sum(map(num_letters, messages)) if isinstance(messages, list | tuple) else 0
 
@@ -356,34 +373,47 @@ def _part(
         text = part.get(_TEXT_TYPES[kind])
         if not isinstance(text, str):
             raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
-        return text
+        said = _described(part, where, form)
+        return DescribedText(text, said) if said else text
     if kind == embedded_prompt.KEY:
         return slots.add(part, where.path, optional=False)
     described = _described(part, where, form)
-    part = {name: value for name, value in part.items() if name not in form.described_by}
+    part = {name: value for name, value in part.items() if name not in described and name not in form.described_by}
     ref = _media(part, kind, where, media, limits)
     media.append(ref if place is None else replace(ref, place=place))
     return ItemPart(ref.modality, sum(other.modality == ref.modality for other in media), described)
 
 
-def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[str, str]:
-    """Return what a media part says of its item for the template.
+def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[str, Any]:
+    """Return what a part says for the template besides what it holds.
 
     Raises:
-        PromptError: it is not text, or there is some and the template takes content as a string.
+        PromptError: a value is of another kind or too long, or there is one and the template takes content as a string.
     """
-    found = {name: part[name] for name in sorted(form.described_by & part.keys()) if part[name] is not None}
-    for name, text in found.items():
-        if not isinstance(text, str):
+    found = {}
+    for name, value in part.items():
+        if value is None or not isinstance(name, str):
+            continue
+        if name in form.described_by:
+            kinds: tuple[type, ...] = (str,)
+        elif form.fields.reads(name):
+            kinds = (str, bool, int, float)
+        else:
+            continue
+        param = f"{where.path}.{name}"
+        if not isinstance(value, kinds):
+            raise PromptError(f"{name!r} of {where} is not text.", f'Write "{name}": "...".', param=param)
+        if len(kinds) > 1 and isinstance(value, str) and len(value) > _MAX_DESCRIBED:
             raise PromptError(
-                f"{name!r} of {where} is not text.", f'Write "{name}": "...".', param=f"{where.path}.{name}"
+                f"{name!r} of {where} has more than {_MAX_DESCRIBED} characters.", "Send it as a text.", param=param
             )
-        if text and not form.as_list:
+        if value != "" and not form.as_list:
             raise PromptError(
                 f"{where} has {name!r}, which this chat template does not read: it takes content as a string.",
                 "Leave it out, or write it in the text.",
-                param=f"{where.path}.{name}",
+                param=param,
             )
+        found[name] = value
     return found
 
 
@@ -495,22 +525,27 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
     A spelling across the boundary of two texts loses its first letter to a stand-in, so that joining the texts does not
     produce it.
     """
-    texts = [part for part in parts if isinstance(part, str)]
+    texts = [_text_of(part) for part in parts if not isinstance(part, ItemPart)]
     broken = _crossings(texts, control)
     out: list[Part] = []
     number = 0
     for part in parts:
-        if isinstance(part, str):
-            stretches, last = [], 0
+        if not isinstance(part, ItemPart):
+            text, stretches, last = _text_of(part), [], 0
             for place in sorted(broken.get(number, ())):
-                stretches += [part[last:place], stand_ins.of(part[place])]
+                stretches += [text[last:place], stand_ins.of(text[place])]
                 last = place + 1
-            part = stand_ins.replace("".join([*stretches, part[last:]]) if stretches else part, control)
+            text = stand_ins.replace("".join([*stretches, text[last:]]) if stretches else text, control)
+            part = text if isinstance(part, str) else replace(part, text=text)
             number += 1
-        else:
+        if not isinstance(part, str):
             part = replace(part, described=sanitized(part.described, control, stand_ins))
         out.append(part)
     return out
+
+
+def _text_of(part: str | DescribedText) -> str:
+    return part if isinstance(part, str) else part.text
 
 
 def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[int]]:
@@ -575,7 +610,12 @@ def _content_texts(message: Mapping[str, Any]) -> list[str]:
     content = message["content"]
     if isinstance(content, str):
         return [content]
-    return [part["text"] for part in content or () if "text" in part]
+    return [value for part in content or () for name, value in part.items() if _is_written(name, value)]
+
+
+def _is_written(name: str, value: Any) -> bool:
+    """Whether a template may write an entry of a part."""
+    return isinstance(value, str) and value != "" and name != "type"
 
 
 def _with_texts(message: Mapping[str, Any], changed: Callable[[str], str]) -> Mapping[str, Any]:
@@ -587,19 +627,27 @@ def _with_texts(message: Mapping[str, Any], changed: Callable[[str], str]) -> Ma
         return message
     return {
         **message,
-        "content": [{**part, "text": changed(part["text"])} if "text" in part else part for part in content],
+        "content": [
+            {name: changed(value) if _is_written(name, value) else value for name, value in part.items()}
+            for part in content
+        ],
     }
 
 
-def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
+def _as_list(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    return [_entry(part) for part in parts]
+
+
+def _entry(part: Part) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, DescribedText):
+        return {"type": "text", "text": part.text, **part.described}
     # Some templates read a part's type, others a key of that name.
-    return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": part.modality, part.modality: "", **part.described}
-        for part in parts
-    ]
+    return {"type": part.modality, part.modality: "", **part.described}
 
 
 def _as_string(parts: Sequence[Part], form: ChatForm) -> str:
-    return "\n".join(part if isinstance(part, str) else form.placeholder(part.modality, part.number) for part in parts)
+    return "\n".join(
+        form.placeholder(part.modality, part.number) if isinstance(part, ItemPart) else _text_of(part) for part in parts
+    )

@@ -28,6 +28,7 @@ from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.request_forms import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
+from beheld.utils.part_fields import PartFields
 
 # Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
@@ -106,6 +107,12 @@ class PromptReader:
         """
         return self._templates.resolve(self._template, tools)
 
+    def _usual_template(self) -> str | None:
+        try:
+            return self.template(({},))
+        except TemplateError:
+            return None
+
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of a text alone.
 
@@ -146,6 +153,8 @@ class PromptReader:
         if isinstance(prompt, Mapping) and prompt.get(embedded_prompt.KEY) is not None:
             # Before they are read, which may take much memory.
             self._checks.embedded_prompt(params)
+        if isinstance(prompt, Mapping):
+            self._checks.embeddings(prompt.get("multi_modal_data"))
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
         if parsed.embeds:
             self._checks.length(parsed.token_ids or (), (), ())
@@ -390,7 +399,9 @@ class PromptReader:
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
         strings_too = self._templates.forms(template)[1] or not as_list
-        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by)
+        # What the usual template reads is never an option of the processor, whichever template a request chooses.
+        fields = PartFields(template, self._usual_template())
+        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by, fields)
         talk = chat.read(asked.messages, form, control, self._limits)
         self._checks.modalities(talk.media)
         if talk.slots:
@@ -456,7 +467,7 @@ class PromptReader:
             return
         if asked.add_generation_prompt:
             raise PromptError(
-                "continue_final_message and add_generation_prompt cannot be combined.",
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "Set add_generation_prompt to false to continue the last message.",
                 param="continue_final_message",
             )

@@ -13,7 +13,7 @@ from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
 from beheld.core.value_checks import nearest, whole
 from beheld.families import registry
-from beheld.inputs.media import video
+from beheld.inputs.media import decode, video
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.prompt import template
 from beheld.inputs.prompt.tokenizer import PromptTokenizer
@@ -92,14 +92,17 @@ def _io(given: Mapping[str, Any]) -> None:
             raise _unknown(name, str(modality), MODALITIES)
         if not isinstance(own, Mapping):
             raise ConfigError(f"{name}[{modality!r}] must be a mapping, got {own!r}.", param=name)
-        if modality != "video" and own:
+        strange = [key for key in own if modality != "video" and (modality, key) != ("image", decode.BACKGROUND)]
+        if strange:
             raise ConfigError(
-                f"{name} sets {', '.join(map(repr, own))} for {modality}, which has no such options.",
+                f"{name} sets {', '.join(map(repr, strange))} for {modality}, which has no such options.",
                 "Leave it out; processor options belong in mm_processor_kwargs.",
                 param=name,
             )
     try:
         video.FrameSampling.of(given.get("video", {}))
+        if (background := given.get("image", {}).get(decode.BACKGROUND)) is not None:
+            decode.background_of(background)
     except ParamsError as error:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 
