@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from http import HTTPStatus
+from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Message
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from beheld.server.app import Service
 from beheld.server.hosts import HostGuard
@@ -27,6 +28,15 @@ logger = get_logger(__name__)
 _MAX_HEAD = 8 << 10
 _CONNECTION_S = 5.0
 _MAX_CONNECTIONS = 16
+
+
+class _OneRequest(H11Protocol):
+    """uvicorn's protocol, with a time limit for all of a connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        """As uvicorn's; ends after the time."""
+        super().connection_made(transport)
+        self.loop.call_later(_CONNECTION_S, transport.abort)
 
 
 class MetricsPort:
@@ -47,16 +57,27 @@ class MetricsPort:
             logger.warning("Anyone who reaches %s can read this job's metrics.", options.host)
         self._early: Metrics | None = Metrics(options.names[0])
         self._job: tuple[Service, asyncio.AbstractEventLoop] | None = None
-        self._open = 0
-        self._app = Starlette(
+        app = Starlette(
             routes=[Route(path, self._show, methods=["GET"]) for path in ("/", "/metrics")],
             middleware=[Middleware(HostGuard, options=options), Middleware(KeyGuard, keys=options.api_keys)],
         )
-        self._app.router.redirect_slashes = False
-        begun = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(begun)), name="metrics", daemon=True)
+        app.router.redirect_slashes = False
+        config = uvicorn.Config(
+            app,
+            http=_OneRequest,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=0,
+            limit_concurrency=_MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=_MAX_HEAD,
+        )
+        self._server = uvicorn.Server(config)
+        # Connections wait in the listener until the thread takes them.
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],), name="metrics", daemon=True)
         self._thread.start()
-        begun.wait()
 
     @property
     def port(self) -> int:
@@ -73,16 +94,9 @@ class MetricsPort:
 
     def close(self) -> None:
         """Stop listening."""
-        self._loop.call_soon_threadsafe(self._closed.set)
+        self._server.should_exit = True
         self._thread.join()
         self._listener.close()
-
-    async def _serve(self, begun: threading.Event) -> None:
-        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._connected, sock=self._listener, limit=_MAX_HEAD)
-        begun.set()
-        await self._closed.wait()
-        server.close()
 
     async def _show(self, request: Request) -> Response:
         early, job = self._early, self._job
@@ -93,60 +107,3 @@ class MetricsPort:
         service, loop = job
         text = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(service.metrics_text(), loop))
         return Response(text, media_type=Metrics.content_type)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= _MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._open += 1
-        try:
-            async with asyncio.timeout(_CONNECTION_S):
-                writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            writer.transport.abort()
-        finally:
-            self._open -= 1
-
-    async def _answer(self, head: bytes) -> bytes:
-        """The whole answer to a request's line and headers."""
-        line, *fields = head[:-4].split(b"\r\n")
-        words = line.split(b" ")
-        pairs = [(name.lower(), value.strip()) for name, colon, value in (field.partition(b":") for field in fields)]
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-        path, _, query = words[1].partition(b"?")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": words[0].decode("latin-1"),
-            "scheme": "http",
-            "path": path.decode("latin-1"),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": pairs,
-            "client": None,
-            "server": None,
-            "state": {},
-        }
-        status, headers, parts = 500, list[tuple[bytes, bytes]](), list[bytes]()
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status, headers = message["status"], message["headers"]
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(scope, receive, send)
-        kept = [(name, value) for name, value in headers if name.lower() != b"connection"]
-        shown = b"".join(b"%s: %s\r\n" % pair for pair in [*kept, (b"connection", b"close")])
-        body = b"" if scope["method"] == "HEAD" else b"".join(parts)
-        return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, HTTPStatus(status).phrase.encode(), shown, body)
