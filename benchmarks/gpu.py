@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -184,13 +185,26 @@ class Bench:
         return {"first_s": first, "s": second}
 
     def first_token(self) -> dict[str, float]:
-        """One request with a new picture: milliseconds to its first token, median of nine; and its prompt's length."""
+        """One request with a new picture: milliseconds to its first token, median of nine; and its prompt's length.
+
+        Of beheld also what of it took preparing the prompt, and the model's processor within that.
+        """
         params = self._params(temperature=0, max_tokens=1, ignore_eos=True)
         for i in range(4):
-            output = self.llm.generate(self.image_prompts(1, 10 + i), params, use_tqdm=False)[0]
-        length = len(output.prompt_token_ids)
-        times = sorted(self.run(self.image_prompts(1, 100 + i), 1) for i in range(9))
-        return {"first_token_ms": 1e3 * times[4], "prompt_tokens": length}
+            self.llm.generate(self.image_prompts(1, 10 + i), params, use_tqdm=False)
+        times, parts = [], []
+        for i in range(9):
+            prompts = self.image_prompts(1, 100 + i)
+            start = time.perf_counter()
+            output = self.llm.generate(prompts, params, use_tqdm=False)[0]
+            times.append(1e3 * (time.perf_counter() - start))
+            if receipts := getattr(output, "media", ()):
+                parts.append((output.milliseconds["prepare"], receipts[0].milliseconds["process"]))
+        figures = {"first_token_ms": statistics.median(times), "prompt_tokens": len(output.prompt_token_ids)}
+        if parts:
+            prepared, processed = zip(*parts, strict=True)
+            figures |= {"prepare_ms": statistics.median(prepared), "processor_ms": statistics.median(processed)}
+        return figures
 
 
 def main() -> None:
