@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # How values go from process to process.
     "wire": set(),
     "sandbox": {"platform", "wire"},
-    "cluster": set(),
+    # Which variables a process on another host needs.
+    "cluster": {"platform"},
     "encoders": {"wire"},
     "inputs": {"families", "checkpoint", "structured", "sandbox", "encoders", "wire"},
     "text": set(),

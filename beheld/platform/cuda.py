@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from beheld.platform import segments
+from beheld.platform.cuda_driver import DRIVER
 from beheld.platform.cuda_peers import CudaPeers
 from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
-from beheld.platform.probe import seeing, visible_accelerators
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 from beheld.utils.version import numbers_of
@@ -195,8 +195,8 @@ class Cuda:
         """See Platform."""
         if env.ONE_GPU():
             return {}
-        visible = visible_accelerators(environment)
-        return seeing([visible[rank] if visible else str(rank)])
+        visible = DRIVER.seen(environment)
+        return DRIVER.seeing([visible[rank] if visible else str(rank)])
 
     def peer_memory(self) -> PeerMemory | None:
         """See Platform; kernels that write there are Triton's."""

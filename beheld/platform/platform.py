@@ -1,8 +1,8 @@
 """What the engine asks of the device that it runs on: capabilities, memory, events, graphs, number types, faults.
 
 A platform is one kind of device. It is chosen once (`registry.choose`), and found again from a tensor's device
-(`registry.platform_of`). To add a vendor, write one more file that answers this protocol, and name the device in
-`registry.py` and `probe.py`.
+(`registry.platform_of`). To add a vendor, write one more file that answers this protocol and one that states its
+`Driver`, and list them in `registry.py` and `probe.py`.
 """
 
 from __future__ import annotations

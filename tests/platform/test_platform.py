@@ -6,13 +6,14 @@ import inspect
 import mmap
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from beheld.core.errors import ConfigError
-from beheld.platform import host, probe
+from beheld.platform import cuda_driver, host, probe
 from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda, CudaGraphs
 from beheld.platform.platform import Event, Graphs, Platform
@@ -43,7 +44,7 @@ def test_cuda_s_graphs_answer_theirs(name: str) -> None:
 
 
 def test_names_are_those_of_the_option() -> None:
-    assert tuple(PLATFORMS) == probe.DEVICES
+    assert tuple(PLATFORMS) == probe.device_names()
     for name, platform in PLATFORMS.items():
         assert platform_of(name) is platform_of(torch.device(name)) is platform_of(torch.device(name, 0)) is platform
         assert platform.device.type == platform.name == name
@@ -169,11 +170,12 @@ def test_what_is_asked_early_loads_no_torch() -> None:
 
 
 def test_a_driver_is_an_accelerator_unless_the_cpu_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_DRIVERS", (tmp_path / "driver",))
+    monkeypatch.setattr(probe, "DRIVERS", (replace(cuda_driver.DRIVER, file=tmp_path / "driver"),))
     assert not probe.has_accelerator(None)
     (tmp_path / "driver").touch()
     assert probe.has_accelerator(None)
     assert probe.has_accelerator("auto")
+    assert probe.has_accelerator("cuda")
     assert not probe.has_accelerator("cpu")
 
 
