@@ -469,6 +469,7 @@ DEVICE_WORDS = re.compile(
     r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
     r"""|["'](?:cpu|cuda)["'] [!=]=|["']/?(?:dev/)?nvidia(?!/)|torch\.backends\.cud|\bversion\.(?:hip|cuda)\b"""
     r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b|["']CUDA_|\blanguage\.nvidia\b"""
+    r"""|NCCL|\bnccl\b"""
 )
 NAMES_A_DEVICE = {
     "attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel",

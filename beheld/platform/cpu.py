@@ -66,7 +66,7 @@ class Cpu:
     synchronous = True
     splits = False
     num_devices = 1
-    collectives = "gloo"
+    collectives = None
     pinned_memory = False
     compiles_layers = False
     packs_linears = True

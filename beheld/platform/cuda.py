@@ -13,7 +13,8 @@ from torch import Tensor
 from beheld.platform import segments
 from beheld.platform.cuda_driver import DRIVER
 from beheld.platform.cuda_peers import CudaPeers
-from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
+from beheld.platform.nccl import NCCL
+from beheld.platform.platform import Collectives, Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 from beheld.utils.version import numbers_of
@@ -71,9 +72,9 @@ class Cuda:
         return MAX_SHARING if env.ONE_GPU() else torch.cuda.device_count()
 
     @property
-    def collectives(self) -> str:
+    def collectives(self) -> Collectives | None:
         """See Platform. NCCL refuses two ranks on one GPU."""
-        return "gloo" if env.ONE_GPU() else "nccl"
+        return None if env.ONE_GPU() else NCCL
 
     def __init__(self) -> None:
         self.has_triton = HAS_TRITON

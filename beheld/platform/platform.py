@@ -7,6 +7,7 @@ A platform is one kind of device. It is chosen once (`registry.choose`), and fou
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -135,6 +136,37 @@ class PeerMemory(Protocol):
         """Give all of it back; nothing on any device uses it any more."""
 
 
+class Collectives(Protocol):
+    """The library that sums, gathers and sends tensors between several devices, from where they are."""
+
+    @property
+    def name(self) -> str:
+        """Its name in log lines."""
+
+    def hold(self, interface: str | None) -> None:
+        """Prepare this process for a group of ranks, which calls `leave` in the end.
+
+        Args:
+            interface: of the network, by which ranks connect; None if its name is not known.
+
+        Raises:
+            ConfigError: earlier groups of this process keep the library from what this one needs.
+        """
+
+    def leave(self) -> None:
+        """A group has ended that called `hold`."""
+
+    def group(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> Any:
+        """Connect ranks; returns a process group of torch.distributed, which another thread may abort.
+
+        Its calls run in order, on each device's current stream where asyncOp is false.
+
+        Args:
+            store: where ranks meet, for this group alone.
+            limit: how long a call may wait for other ranks.
+        """
+
+
 class Platform(Protocol):
     """One kind of device, and what the engine may expect of it."""
 
@@ -189,8 +221,8 @@ class Platform(Protocol):
         """How many of these devices this process may use."""
 
     @property
-    def collectives(self) -> str:
-        """What sums tensors of several of these devices: "gloo" or "nccl"."""
+    def collectives(self) -> Collectives | None:
+        """What sums tensors of several of these devices; None if their hosts do, by gloo."""
 
     @property
     def pinned_memory(self) -> bool:

@@ -16,7 +16,8 @@ from beheld.core.errors import ConfigError
 from beheld.platform import cuda_driver, host, probe
 from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda, CudaGraphs
-from beheld.platform.platform import Event, Graphs, Platform
+from beheld.platform.nccl import Nccl
+from beheld.platform.platform import Collectives, Event, Graphs, Platform
 from beheld.platform.registry import CPU, PLATFORMS, choose, platform_of
 from tests.platform.stand_in import StandIn
 
@@ -35,6 +36,12 @@ def test_every_platform_answers_the_protocol(name: str, kind: type) -> None:
         assert [(p.name, p.kind) for p in inspect.signature(wanted).parameters.values()] == [
             (p.name, p.kind) for p in inspect.signature(found).parameters.values()
         ]
+
+
+@pytest.mark.parametrize("name", ["hold", "leave", "group"])
+def test_nccl_answers_the_protocol_of_collectives(name: str) -> None:
+    wanted, found = getattr(Collectives, name), getattr(Nccl, name)
+    assert list(inspect.signature(wanted).parameters) == list(inspect.signature(found).parameters)
 
 
 @pytest.mark.parametrize("name", names(Graphs))
