@@ -501,6 +501,22 @@ def test_files_that_name_a_device_still_do() -> None:
         assert DEVICE_WORDS.search((HOUSE / path).read_text(encoding="utf-8")), f"{path} needs no exception any more"
 
 
+# Hardware of one vendor, in messages: Platform.needs says it.
+HARDWARE_WORDS = re.compile(r"\bcompute capabilit|\b(?:Ampere|Hopper|Blackwell)\b", re.IGNORECASE)
+
+
+@for_each(FILES)
+def test_only_the_platform_s_words_name_a_vendor_s_hardware(path: Path) -> None:
+    if package_of(path) == "platform":
+        return
+    tree = parse(path)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found = HARDWARE_WORDS.search(node.value)
+            assert found is None, f"{found.group(0)!r} in a message: take it from Platform.needs"
+
+
 @for_each(FILES)
 def test_only_setup_names_an_executor(path: Path) -> None:
     if package_of(path) == "executor" or path == HOUSE / "engine" / "setup.py":

@@ -14,13 +14,19 @@ from beheld.platform import segments
 from beheld.platform.cuda_driver import DRIVER
 from beheld.platform.cuda_peers import CudaPeers
 from beheld.platform.nccl import NCCL
-from beheld.platform.platform import Collectives, Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
+from beheld.platform.platform import Collectives, Defaults, Event, Graph, Graphs, KernelFacts, Needs, PeerMemory
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 from beheld.utils.version import numbers_of
 
 # From these compute capabilities on: bfloat16 and its grouped products (Ampere), FP8 (Ada), early starts (Hopper).
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
+_NEEDS = Needs(
+    fp8_products=f"a GPU of compute capability {_ADA[0]}.{_ADA[1]} or later",
+    grouped_products=f"On a GPU of compute capability {_AMPERE[0]}.{_AMPERE[1]} or later: install Triton, and leave "
+    "BEHELD_INT4_ON_GPU out.",
+    warpgroup_products="Hopper",
+)
 
 _OUT_OF_MEMORY = "out of memory"
 _NO_MEMORY = (_OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED")
@@ -65,6 +71,7 @@ class Cuda:
     packs_linears = False
     dense_decode_cache = False
     attention_backends = ("flash", "triton", "torch")
+    needs = _NEEDS
 
     @property
     def num_devices(self) -> int:

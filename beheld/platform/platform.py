@@ -61,6 +61,22 @@ class KernelFacts:
     warpgroup_products: bool = False
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What hardware or software some capabilities need that not all devices of a platform have, in words for messages.
+
+    Attributes:
+        fp8_products: the device, after "It needs".
+        grouped_products: a sentence that says how weights of few bits are multiplied in groups; empty where nothing
+            helps.
+        warpgroup_products: the devices' name, after "a kernel for"; empty where there are none.
+    """
+
+    fp8_products: str = "a device that multiplies FP8 numbers"
+    grouped_products: str = ""
+    warpgroup_products: str = ""
+
+
 class Event(Protocol):
     """A moment in the device's work; methods and units are those of torch's events."""
 
@@ -288,6 +304,10 @@ class Platform(Protocol):
     @property
     def no_grouped_products(self) -> str | None:
         """Why weights of few bits in groups are not multiplied as they are, in words; None if they are."""
+
+    @property
+    def needs(self) -> Needs:
+        """What capabilities need that not all of these devices have."""
 
     @property
     def graphs(self) -> Graphs | None:

@@ -19,6 +19,7 @@ from beheld.platform.cuda import Cuda, CudaGraphs
 from beheld.platform.nccl import Nccl
 from beheld.platform.platform import Collectives, Event, Graphs, Platform
 from beheld.platform.registry import CPU, PLATFORMS, choose, platform_of
+from beheld.quant.availability import check_at_load
 from tests.platform.stand_in import StandIn
 
 
@@ -68,6 +69,23 @@ def test_auto_takes_an_accelerator_where_there_is_one(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="no device 'tpu'") as caught:
         choose("tpu")
     assert caught.value.remedy == "Known: 'auto', 'cpu', 'cuda'."
+
+
+def test_what_is_refused_says_what_the_platform_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remedy for 4 bits names all platforms' ways, for the user may choose another device."""
+    monkeypatch.setattr(Cuda, "fp8_products", False)
+    monkeypatch.setattr(Cuda, "no_grouped_products", "a reason")
+    found = {}
+    for name in ("fp8", "int4"):
+        with pytest.raises(ConfigError) as caught:
+            check_at_load(name, name, platform_of("cuda"), "bfloat16")
+        found[name] = caught.value.remedy
+    assert found == {
+        "fp8": "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the "
+        "option out, or add device='cpu'.",
+        "int4": "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability 8.0 "
+        "or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
+    }
 
 
 @pytest.mark.parametrize(
