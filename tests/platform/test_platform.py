@@ -20,14 +20,14 @@ from beheld.platform.nccl import Nccl
 from beheld.platform.platform import Collectives, Event, Graphs, Platform
 from beheld.platform.registry import CPU, PLATFORMS, choose, platform_of
 from beheld.quant.availability import check_at_load
-from tests.platform.stand_in import StandIn
+from tests.platform.stand_in import Plain, StandIn
 
 
 def names(protocol: type) -> list[str]:
     return [name for name in vars(protocol) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [Cpu, Cuda, StandIn])
+@pytest.mark.parametrize("kind", [Cpu, Cuda, StandIn, Plain])
 @pytest.mark.parametrize("name", names(Platform))
 def test_every_platform_answers_the_protocol(name: str, kind: type) -> None:
     wanted, found = inspect.getattr_static(Platform, name), inspect.getattr_static(kind(), name)
