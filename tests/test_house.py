@@ -471,22 +471,7 @@ DEVICE_WORDS = re.compile(
     r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b|["']CUDA_|\blanguage\.nvidia\b"""
     r"""|NCCL|\bnccl\b"""
 )
-NAMES_A_DEVICE = {
-    "attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel",
-    "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
-    "attention/triton_delta.py": "instructions of Hopper within a Triton kernel",
-    "attention/triton_latent.py": "instructions of Hopper within a Triton kernel",
-    "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/normed_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/gated_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/shared_expert_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/float8_kernel.py": "instructions of Hopper within Triton kernels",
-    "quant/float8_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/mxfp4_row_kernel.py": "instructions of Hopper within a Triton kernel",
-}
+NAMES_A_DEVICE = {"attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel"}
 
 
 @for_each(FILES)

@@ -132,7 +132,9 @@ class RankGroup:
     def _own_group(self, collectives: Collectives, name: str) -> Any:
         from torch import distributed
 
-        return collectives.group(distributed.PrefixStore(name, self._store), self.rank, self.size, _LIMIT)
+        # Its stubs lack what is used here.
+        dist: Any = distributed
+        return collectives.group(dist.PrefixStore(name, self._store), self.rank, self.size, _LIMIT)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
