@@ -31,9 +31,10 @@ def rank(number: int, given: argparse.Namespace) -> None:
     from torch import distributed
 
     from beheld.parallel.group import RankGroup
+    from beheld.platform.registry import platform_of
 
     on_gpu = given.device == "cuda"
-    group = RankGroup(number, given.ranks, given.folder, "nccl" if on_gpu else "gloo", lambda: None)
+    group = RankGroup(number, given.ranks, given.folder, platform_of(given.device).collectives, lambda: None)
     # Its stubs lack what is used here.
     dist: Any = distributed
     options = dist.AllToAllOptions()

@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # How values go from process to process.
     "wire": set(),
     "sandbox": {"platform", "wire"},
-    "cluster": set(),
+    # Which variables a process on another host needs.
+    "cluster": {"platform"},
     "encoders": {"wire"},
     "inputs": {"families", "checkpoint", "structured", "sandbox", "encoders", "wire"},
     "text": set(),
@@ -468,23 +469,9 @@ DEVICE_WORDS = re.compile(
     r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
     r"""|["'](?:cpu|cuda)["'] [!=]=|["']/?(?:dev/)?nvidia(?!/)|torch\.backends\.cud|\bversion\.(?:hip|cuda)\b"""
     r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b|["']CUDA_|\blanguage\.nvidia\b"""
+    r"""|NCCL|\bnccl\b"""
 )
-NAMES_A_DEVICE = {
-    "attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel",
-    "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
-    "attention/triton_delta.py": "instructions of Hopper within a Triton kernel",
-    "attention/triton_latent.py": "instructions of Hopper within a Triton kernel",
-    "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/normed_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/gated_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "models/shared_expert_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/float8_kernel.py": "instructions of Hopper within Triton kernels",
-    "quant/float8_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/mxfp4_row_kernel.py": "instructions of Hopper within a Triton kernel",
-}
+NAMES_A_DEVICE = {"attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel"}
 
 
 @for_each(FILES)
@@ -497,6 +484,22 @@ def test_only_the_platform_asks_which_device_this_is(path: Path) -> None:
 def test_files_that_name_a_device_still_do() -> None:
     for path in NAMES_A_DEVICE:
         assert DEVICE_WORDS.search((HOUSE / path).read_text(encoding="utf-8")), f"{path} needs no exception any more"
+
+
+# Hardware of one vendor, in messages: Platform.needs says it.
+HARDWARE_WORDS = re.compile(r"\bcompute capabilit|\b(?:Ampere|Hopper|Blackwell)\b", re.IGNORECASE)
+
+
+@for_each(FILES)
+def test_only_the_platform_s_words_name_a_vendor_s_hardware(path: Path) -> None:
+    if package_of(path) == "platform":
+        return
+    tree = parse(path)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found = HARDWARE_WORDS.search(node.value)
+            assert found is None, f"{found.group(0)!r} in a message: take it from Platform.needs"
 
 
 @for_each(FILES)

@@ -22,7 +22,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
 from beheld.attention.triton_math import accumulate, asked, capped, join, products, stored, sunk, unit, widened
@@ -35,6 +34,7 @@ from beheld.attention.triton_shared import (
     max_parts_of,
     wide_bytes,
 )
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
 # first line in the workspace. Eight numbers fill one memory sector.

@@ -23,11 +23,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.gated_delta import EPSILON, GatedDelta, Gates
 from beheld.attention.recurrent import LayerStates, StateSlice
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 from beheld.platform.registry import platform_of
 
 _CHUNK = 64

@@ -15,12 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV, LayerLatent
 from beheld.attention.latent import LatentTurn
 from beheld.attention.triton_decode import DecodePlan, workspace_of
 from beheld.attention.triton_math import accumulate, blocks_of, products, unit
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # All heads of a latent are one program's, so a long row needs many parts to use all multiprocessors, and its parts are
 # joined by programs of their own: with 20 heads, one row of 4,096 positions takes 16 microseconds on an H200, where 32

@@ -18,6 +18,7 @@ from typing import Any, Self
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.session import connected
 from beheld.core.errors import ConfigError, EngineDeadError, first_line
+from beheld.platform.probe import variable_prefixes
 from beheld.utils.held_variables import HELD
 
 # A cluster that grows by itself may need some time for a host.
@@ -28,7 +29,7 @@ _START_S, _CONNECT_S = 600.0, 60.0
 # A process whose connection has ended has so long to end by itself, which Ray does not report as a failure.
 LEAVE_S = 1.0
 # Variables that change what a process computes or how hosts reach each other; Ray sets those of devices.
-_SENT = ("BEHELD_", "HF_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_")
+_SENT = ("BEHELD_", "HF_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_", *variable_prefixes())
 # Those of them that hold a secret end so.
 _SECRET = ("_TOKEN", "_KEY")
 

@@ -18,7 +18,8 @@ from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.messages import Tokenizer
 from beheld.engine.process import EngineProcess, OnDecided, Spawned, spawn, spawn_elsewhere
-from beheld.platform.probe import has_accelerator, num_accelerators, seeing
+from beheld.platform.driver import Driver
+from beheld.platform.probe import driver_of, has_accelerator
 from beheld.platform.room import devices
 from beheld.utils.log import get_logger
 
@@ -26,7 +27,7 @@ logger = get_logger(__name__)
 
 
 def environments(
-    num_engines: int, devices_each: int, device: str | None, given: Mapping[str, str], num_devices: int | None
+    num_engines: int, devices_each: int, driver: Driver | None, given: Mapping[str, str], num_devices: int | None
 ) -> list[dict[str, str]]:
     """The variables of each engine's process.
 
@@ -34,20 +35,20 @@ def environments(
     OMP_NUM_THREADS is set, and the memory for caches.
 
     Args:
-        device: the option of this name; None is "auto".
+        driver: of the devices that the engines run on; None for a CPU.
         given: this process's variables.
         num_devices: the GPUs of this machine; None if unknown.
 
     Raises:
         ConfigError: there are fewer GPUs.
     """
-    if not has_accelerator(device):
+    if driver is None:
         cores = max(1, len(os.sched_getaffinity(0)) // num_engines)
         own = {"OMP_NUM_THREADS": str(cores), "BEHELD_HOST_SHARES": str(num_engines)}
         return [{**own, **given} for _ in range(num_engines)]
-    names = devices(num_engines, devices_each, given, num_devices)
+    names = devices(num_engines, devices_each, driver, given, num_devices)
     groups = [names[i * devices_each : (i + 1) * devices_each] for i in range(num_engines)]
-    return [{**given, **seeing(group)} for group in groups]
+    return [{**given, **driver.seeing(group)} for group in groups]
 
 
 def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spawned]:
@@ -56,7 +57,9 @@ def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spa
     Raises:
         ConfigError: as `environments`.
     """
-    made = environments(num_engines, ranks_each, device, os.environ, num_accelerators())
+    driver = driver_of(device)
+    num_devices = None if driver is None else driver.num_devices()
+    made = environments(num_engines, ranks_each, driver, os.environ, num_devices)
     return [spawn(each) for each in made]
 
 

@@ -454,7 +454,7 @@ def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str)
         )
     if wanted in _FLOAT8 and gpu and not platform.fp8_products:
         raise refusal(
-            "needs a GPU of compute capability 8.9 or later, which converts such numbers in hardware",
+            f"needs {platform.needs.fp8_products}, which converts such numbers in hardware",
             "Leave the option out.",
         )
     if not all(group.has_keys_and_values for group in info.kv_groups):

@@ -19,9 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.models.one_row_kernel import _BOUNDED, _options
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 from beheld.platform.registry import platform_of
 
 # Inputs that two warps take; more take more warps, up to eight.

@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.models.one_row_kernel import _options
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # Inputs that a program can hold, and the numbers of a matrix that it reads.
 MOST_INPUTS = 4096

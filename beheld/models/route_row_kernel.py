@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.models.one_row_kernel import _options
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # Less than the order of every number, and more than that of each but NaN, which torch.topk takes for the largest.
 _LEAST = tl.constexpr(-(2**31))

@@ -19,9 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.models.one_row_kernel import _options
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 from beheld.platform.registry import platform_of
 
 # Warps of `inner` that run at once on a multiprocessor: with 2,048 inputs a thread has 69 registers (Triton 3.6).

@@ -1,4 +1,4 @@
-"""The group of ranks that share a model, and its collectives: gloo between CPUs, NCCL between GPUs.
+"""The group of ranks that share a model, and its collectives: gloo between CPUs, a platform's library between GPUs.
 
 Small sums between GPUs that reach one another's memory are a kernel of our own (peers.py).
 
@@ -25,9 +25,9 @@ from beheld.parallel import host_sums
 from beheld.parallel.connections import Connections
 from beheld.parallel.host_sums import HostSums
 from beheld.parallel.meeting import Folder, Meeting, interface_of
-from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
 from beheld.platform import operators
+from beheld.platform.platform import Collectives
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -54,7 +54,7 @@ class RankGroup:
     Args:
         rank, size: which rank this process is, and how many there are.
         folder: a folder for this group alone, readable by this user only; or another place where ranks meet.
-        backend: what sums and gathers tensors of the model's device, "gloo" or "nccl".
+        collectives: what sums and gathers tensors of the model's device; None for gloo. See Platform.
         ready: called before this rank connects to the others, at its first collective. Connecting cannot be
             interrupted, so it returns when all ranks are about to connect, or raises.
 
@@ -65,13 +65,20 @@ class RankGroup:
         broken: a collective has failed, so none can be entered any more.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path | Meeting, backend: str, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        folder: Path | Meeting,
+        collectives: Collectives | None,
+        ready: Callable[[], None],
+    ) -> None:
         self.rank, self.size = rank, size
         self.entered = 0
         self.broken = False
         self.waits_since: float | None = None
         self._meeting = Folder(folder) if isinstance(folder, Path) else folder
-        self._backend, self._ready = backend, ready
+        self._collectives, self._ready = collectives, ready
         self._store: Any = None
         self._host: Any = None
         self._device: Any = None
@@ -81,7 +88,7 @@ class RankGroup:
         self._connections: Connections | None = None
         self._near: HostSums | None = None
         self._peers: PeerSums | None = None
-        self._peers_known = size == 1 or backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
+        self._peers_known = size == 1 or collectives is None or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self.number = max(_groups, default=0) + 1
@@ -105,10 +112,10 @@ class RankGroup:
         opening.opened()
         self._connections = opening
         self._device = self._host
-        if self._backend == "nccl":
-            VARIABLES.hold(interface_of(address))
+        if self._collectives is not None:
+            self._collectives.hold(interface_of(address))
             self._holds = True
-            self._device = self._nccl("device")
+            self._device = self._own_group(self._collectives, "device")
         self._sum, self._least, self._gather, self._cast = (
             dist.AllreduceOptions(),
             dist.AllreduceOptions(),
@@ -116,20 +123,18 @@ class RankGroup:
             dist.BroadcastOptions(),
         )
         self._least.reduceOp = dist.ReduceOp.MIN
-        if self._backend == "gloo" and self._meeting.one_host and self.size > 1:
+        if self._collectives is None and self._meeting.one_host and self.size > 1:
             self._near = self._find_near()
         # On the caller's stream, so that a CUDA graph captured on it holds the collective.
         for each in (self._sum, self._gather, self._cast):
             each.asyncOp = False
 
-    def _nccl(self, name: str) -> Any:
+    def _own_group(self, collectives: Collectives, name: str) -> Any:
         from torch import distributed
 
         # Its stubs lack what is used here.
         dist: Any = distributed
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _LIMIT
-        return dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), self.rank, self.size, options)
+        return collectives.group(dist.PrefixStore(name, self._store), self.rank, self.size, _LIMIT)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -173,7 +178,7 @@ class RankGroup:
 
     def _by_host(self, x: Tensor) -> bool:
         """Whether `x` is on a device that ranks share (see BEHELD_ONE_GPU), and goes through the host's memory."""
-        return self._backend == "gloo" and x.device != _HOST
+        return self._collectives is None and x.device != _HOST
 
     def _find_near(self) -> HostSums | None:
         """Return memory that all ranks share, if each has it; called while they connect."""
@@ -223,7 +228,8 @@ class RankGroup:
         if found is not None:
             found.close()
         if self.rank == 0:
-            logger.info("All sums over GPUs are NCCL's: %s.", reason)
+            library = "gloo" if self._collectives is None else self._collectives.name
+            logger.info("All sums over GPUs are %s's: %s.", library, reason)
         return None
 
     def exchanged(self, own: bytes) -> list[bytes]:
@@ -311,8 +317,8 @@ class RankGroup:
         return self._device
 
     def _back_end(self) -> Any:
-        if self._backend == "nccl" and self._back is None:
-            self._back = self._nccl("back")
+        if self._collectives is not None and self._back is None:
+            self._back = self._own_group(self._collectives, "back")
         return self._device if self._back is None else self._back
 
     def _host_end(self) -> Any:
@@ -364,13 +370,13 @@ class RankGroup:
     def close(self) -> None:
         """Leave the group, once no CUDA graph holds a collective of it any more.
 
-        NCCL waits for such graphs without end. If one is left after all, the communicator stays, and nothing waits.
+        A communicator waits for such graphs without end. If one is left after all, it stays, and nothing waits.
         """
         _groups.pop(self.number, None)
         self._sent.clear()
-        if self._holds:
+        if self._collectives is not None and self._holds:
             self._holds = False
-            VARIABLES.leave()
+            self._collectives.leave()
         device, back, host, peers = self._device, self._back, self._host, self._peers
         self._device = self._back = self._host = self._peers = self._near = None
         if peers is not None:
@@ -387,7 +393,7 @@ class RankGroups:
         number: the rank, of all; rank 0 is of the last stage.
         ranks, stages: how many share a stage, and how many stages there are.
         meeting: where all ranks find each other.
-        backend, ready: see RankGroup.
+        collectives, ready: see RankGroup.
 
     Attributes:
         shared: None if a rank holds a stage alone.
@@ -395,18 +401,26 @@ class RankGroups:
     """
 
     def __init__(
-        self, number: int, ranks: int, stages: int, meeting: Meeting, backend: str, ready: Callable[[], None]
+        self,
+        number: int,
+        ranks: int,
+        stages: int,
+        meeting: Meeting,
+        collectives: Collectives | None,
+        ready: Callable[[], None],
     ) -> None:
         self._logged = False
         self._ready = ready
         stage, part = stages - 1 - number // ranks, number % ranks
-        self.shared = self._made("stage", stage, part, ranks, meeting, backend)
-        self.piped = self._made("part", part, stage, stages, meeting, backend)
+        self.shared = self._made("stage", stage, part, ranks, meeting, collectives)
+        self.piped = self._made("part", part, stage, stages, meeting, collectives)
 
-    def _made(self, kind: str, which: int, rank: int, size: int, meeting: Meeting, backend: str) -> RankGroup | None:
+    def _made(
+        self, kind: str, which: int, rank: int, size: int, meeting: Meeting, collectives: Collectives | None
+    ) -> RankGroup | None:
         if size == 1:
             return None
-        return RankGroup(rank, size, meeting.part(f"{kind}-{which}"), backend, self._once)
+        return RankGroup(rank, size, meeting.part(f"{kind}-{which}"), collectives, self._once)
 
     def _once(self) -> None:
         if not self._logged:
@@ -458,8 +472,8 @@ class RankGroups:
 def _abort(ending: Sequence[Any], within_s: float | None = None) -> list[Any]:
     """Abort communicators, all at once; returns those that have not ended within the time.
 
-    NCCL frees memory at the end of an abort, and that waits for all kernels of the GPU: also for those of another
-    communicator, which end only when that one is aborted.
+    A GPU's communicator frees memory at the end of an abort, and that waits for all kernels of the GPU: also for those
+    of another communicator, which end only when that one is aborted.
     """
     threads = [threading.Thread(target=each.abort, name="beheld-leave", daemon=True) for each in ending]
     for thread in threads:

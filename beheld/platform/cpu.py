@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from beheld.platform import host, jit
-from beheld.platform.platform import Defaults, Event, KernelFacts
+from beheld.platform.platform import Defaults, Event, KernelFacts, Needs
 
 _NO_MEMORY = ("can't allocate memory", "Unable to allocate", "out of memory")
 # What the processor lists if it multiplies bfloat16 in hardware.
@@ -66,7 +66,7 @@ class Cpu:
     synchronous = True
     splits = False
     num_devices = 1
-    collectives = "gloo"
+    collectives = None
     pinned_memory = False
     compiles_layers = False
     packs_linears = True
@@ -80,6 +80,7 @@ class Cpu:
     fp8_products = False
     fp8_block_products = False
     grouped_products = True
+    needs = Needs(grouped_products="On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite.")
     graphs = None
 
     @property

@@ -11,15 +11,22 @@ import torch
 from torch import Tensor
 
 from beheld.platform import segments
+from beheld.platform.cuda_driver import DRIVER
 from beheld.platform.cuda_peers import CudaPeers
-from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
-from beheld.platform.probe import seeing, visible_accelerators
+from beheld.platform.nccl import NCCL
+from beheld.platform.platform import Collectives, Defaults, Event, Graph, Graphs, KernelFacts, Needs, PeerMemory
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 from beheld.utils.version import numbers_of
 
 # From these compute capabilities on: bfloat16 and its grouped products (Ampere), FP8 (Ada), early starts (Hopper).
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
+_NEEDS = Needs(
+    fp8_products=f"a GPU of compute capability {_ADA[0]}.{_ADA[1]} or later",
+    grouped_products=f"On a GPU of compute capability {_AMPERE[0]}.{_AMPERE[1]} or later: install Triton, and leave "
+    "BEHELD_INT4_ON_GPU out.",
+    warpgroup_products="Hopper",
+)
 
 _OUT_OF_MEMORY = "out of memory"
 _NO_MEMORY = (_OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED")
@@ -64,6 +71,7 @@ class Cuda:
     packs_linears = False
     dense_decode_cache = False
     attention_backends = ("flash", "triton", "torch")
+    needs = _NEEDS
 
     @property
     def num_devices(self) -> int:
@@ -71,9 +79,9 @@ class Cuda:
         return MAX_SHARING if env.ONE_GPU() else torch.cuda.device_count()
 
     @property
-    def collectives(self) -> str:
+    def collectives(self) -> Collectives | None:
         """See Platform. NCCL refuses two ranks on one GPU."""
-        return "gloo" if env.ONE_GPU() else "nccl"
+        return None if env.ONE_GPU() else NCCL
 
     def __init__(self) -> None:
         self.has_triton = HAS_TRITON
@@ -195,8 +203,8 @@ class Cuda:
         """See Platform."""
         if env.ONE_GPU():
             return {}
-        visible = visible_accelerators(environment)
-        return seeing([visible[rank] if visible else str(rank)])
+        visible = DRIVER.seen(environment)
+        return DRIVER.seeing([visible[rank] if visible else str(rank)])
 
     def peer_memory(self) -> PeerMemory | None:
         """See Platform; kernels that write there are Triton's."""

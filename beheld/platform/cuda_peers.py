@@ -9,6 +9,8 @@ import ctypes
 
 import torch
 
+from beheld.platform.cuda_driver import DRIVER
+
 _HANDLE_BYTES = 64
 # Access to the other GPU's memory is opened when it is first used.
 _LAZY_PEER_ACCESS = 1
@@ -26,7 +28,7 @@ class CudaPeers:
     def __init__(self) -> None:
         # The context of this thread is PyTorch's.
         torch.cuda.synchronize()
-        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._driver = ctypes.CDLL(DRIVER.library)
         self._driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
         self._own: list[int] = []
         self._opened: list[int] = []

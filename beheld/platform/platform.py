@@ -1,12 +1,13 @@
 """What the engine asks of the device that it runs on: capabilities, memory, events, graphs, number types, faults.
 
 A platform is one kind of device. It is chosen once (`registry.choose`), and found again from a tensor's device
-(`registry.platform_of`). To add a vendor, write one more file that answers this protocol, and name the device in
-`registry.py` and `probe.py`.
+(`registry.platform_of`). To add a vendor, write one more file that answers this protocol and one that states its
+`Driver`, and list them in `registry.py` and `probe.py`.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,6 +59,22 @@ class KernelFacts:
     copies_tiles: bool
     early_launch: bool
     warpgroup_products: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What hardware or software some capabilities need that not all devices of a platform have, in words for messages.
+
+    Attributes:
+        fp8_products: the device, after "It needs".
+        grouped_products: a sentence that says how weights of few bits are multiplied in groups; empty where nothing
+            helps.
+        warpgroup_products: the devices' name, after "a kernel for"; empty where there are none.
+    """
+
+    fp8_products: str = "a device that multiplies FP8 numbers"
+    grouped_products: str = ""
+    warpgroup_products: str = ""
 
 
 class Event(Protocol):
@@ -135,6 +152,37 @@ class PeerMemory(Protocol):
         """Give all of it back; nothing on any device uses it any more."""
 
 
+class Collectives(Protocol):
+    """The library that sums, gathers and sends tensors between several devices, from where they are."""
+
+    @property
+    def name(self) -> str:
+        """Its name in log lines."""
+
+    def hold(self, interface: str | None) -> None:
+        """Prepare this process for a group of ranks, which calls `leave` in the end.
+
+        Args:
+            interface: of the network, by which ranks connect; None if its name is not known.
+
+        Raises:
+            ConfigError: earlier groups of this process keep the library from what this one needs.
+        """
+
+    def leave(self) -> None:
+        """A group has ended that called `hold`."""
+
+    def group(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> Any:
+        """Connect ranks; returns a process group of torch.distributed, which another thread may abort.
+
+        Its calls run in order, on each device's current stream where asyncOp is false.
+
+        Args:
+            store: where ranks meet, for this group alone.
+            limit: how long a call may wait for other ranks.
+        """
+
+
 class Platform(Protocol):
     """One kind of device, and what the engine may expect of it."""
 
@@ -189,8 +237,8 @@ class Platform(Protocol):
         """How many of these devices this process may use."""
 
     @property
-    def collectives(self) -> str:
-        """What sums tensors of several of these devices: "gloo" or "nccl"."""
+    def collectives(self) -> Collectives | None:
+        """What sums tensors of several of these devices; None if their hosts do, by gloo."""
 
     @property
     def pinned_memory(self) -> bool:
@@ -256,6 +304,10 @@ class Platform(Protocol):
     @property
     def no_grouped_products(self) -> str | None:
         """Why weights of few bits in groups are not multiplied as they are, in words; None if they are."""
+
+    @property
+    def needs(self) -> Needs:
+        """What capabilities need that not all of these devices have."""
 
     @property
     def graphs(self) -> Graphs | None:

@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
-DEVICES = ("cpu", "cuda")
-"""The names that the option `device` takes, as torch has them."""
+from beheld.platform import cuda_driver
+from beheld.platform.driver import Driver
 
-_DRIVERS = (Path("/dev/nvidiactl"),)
-# A driver has a file for each of its devices.
-_DEVICE_FILES = "nvidia[0-9]*"
-# The variable that lists the devices that a process sees.
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-# The driver's library, and its function that finds the devices. Calling it again costs nothing.
-_LIBRARY, _INIT = "libcuda.so.1", "cuInit"
+DRIVERS: tuple[Driver, ...] = (cuda_driver.DRIVER,)
+"""Those of all platforms besides the CPU, in the order in which "auto" tries them."""
+
+
+def device_names() -> tuple[str, ...]:
+    """The names that the option `device` takes, as torch has them."""
+    # Vendors may share a name of torch's.
+    return tuple(dict.fromkeys(("cpu", *(driver.name for driver in DRIVERS))))
 
 
 def device_words() -> str:
     """The values of the option `device`, for help."""
-    return " or ".join(f"`{name}`" for name in DEVICES)
+    return " or ".join(f"`{name}`" for name in device_names())
+
+
+def driver_of(wanted: str | None) -> Driver | None:
+    """The first driver on this machine of devices that `wanted` names (None, or "auto": any); None if there is none."""
+    fitting = (driver for driver in DRIVERS if wanted in (None, "auto", driver.name))
+    return next((driver for driver in fitting if driver.is_loaded()), None)
 
 
 def has_accelerator(wanted: str | None) -> bool:
-    """True if `wanted` (None, or "auto": any) is not the CPU, and a driver of an accelerator is loaded."""
-    return wanted != "cpu" and any(driver.exists() for driver in _DRIVERS)
+    """True if this machine has a driver of devices that `wanted` names; see `driver_of`."""
+    return driver_of(wanted) is not None
 
 
-def num_accelerators() -> int | None:
-    """The accelerators of this machine, whether or not this process sees them; None if that is unknown."""
-    return len(list(Path("/dev").glob(_DEVICE_FILES))) or None
+def seeing_none() -> dict[str, str]:
+    """The variables with which a new process sees no accelerator, of whatever vendor."""
+    return {name: value for driver in DRIVERS for name, value in driver.seeing(()).items()}
 
 
-def visible_accelerators(environment: Mapping[str, str]) -> list[str] | None:
-    """The names of the accelerators that a process with these variables sees; None: all."""
-    listed = environment.get(_VISIBLE)
-    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
-
-
-def seeing(names: Sequence[str]) -> dict[str, str]:
-    """The variables with which a new process sees these accelerators and no others."""
-    return {_VISIBLE: ",".join(names)}
+def variable_prefixes() -> tuple[str, ...]:
+    """How the names of variables begin that libraries of accelerators read."""
+    return tuple(prefix for driver in DRIVERS for prefix in driver.prefixes)
 
 
 def begin_driver(wanted: str | None) -> None:
-    """Start an accelerator's driver in a thread, where `has_accelerator`: it takes seconds in which Python goes on.
-
-    Whatever fails here, torch reports when it does the same.
-    """
-    if has_accelerator(wanted):
-        threading.Thread(target=_begin, name="beheld-driver", daemon=True).start()
-
-
-def _begin() -> None:
-    with suppress(OSError, AttributeError):
-        getattr(ctypes.CDLL(_LIBRARY), _INIT)(0)
+    """Start an accelerator's driver in a thread, where `has_accelerator`; see `Driver.begin`."""
+    driver = driver_of(wanted)
+    if driver is not None:
+        threading.Thread(target=driver.begin, name="beheld-driver", daemon=True).start()

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from beheld.core.config import EngineArgs
 from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
-from beheld.platform.probe import has_accelerator, num_accelerators, visible_accelerators
+from beheld.platform.driver import Driver
+from beheld.platform.probe import driver_of
 
 # A CPU with fewer cores takes so many processes all the same: what will run on eight GPUs is tried on it.
 _TRIED = 8
@@ -26,10 +27,11 @@ def check_room(args: EngineArgs) -> None:
     engines = 1 if args.data_parallel_backend == "ray" else args.data_parallel_size
     if args.distributed_executor_backend == "external_launcher":
         return
-    if has_accelerator(args.device):
+    driver = driver_of(args.device)
+    if driver is not None:
         # A single engine runs on one GPU if there are fewer than it asks for.
         if engines > 1:
-            devices(engines, ranks, os.environ, num_accelerators())
+            devices(engines, ranks, driver, os.environ, driver.num_devices())
         return
     shared = args.distributed_executor_backend == "mp" and ranks > 1
     wanted = engines * (ranks if shared else 1)
@@ -43,17 +45,20 @@ def check_room(args: EngineArgs) -> None:
         )
 
 
-def devices(num_engines: int, devices_each: int, given: Mapping[str, str], num_devices: int | None) -> list[str]:
+def devices(
+    num_engines: int, devices_each: int, driver: Driver, given: Mapping[str, str], num_devices: int | None
+) -> list[str]:
     """Return the names of the GPUs of this machine that a process with these variables sees.
 
     Args:
+        driver: of these GPUs.
         num_devices: all GPUs of this machine; None if unknown.
 
     Raises:
         ConfigError: there are fewer than the engines need.
     """
     wanted = num_engines * devices_each
-    names = visible_accelerators(given)
+    names = driver.seen(given)
     if names is None:
         names = [str(i) for i in range(wanted if num_devices is None else num_devices)]
     if len(names) < wanted:

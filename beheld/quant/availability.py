@@ -52,11 +52,10 @@ def _no_int4(platform: Platform, dtype: str) -> Unavailable | None:
     missing = platform.no_grouped_products
     if missing is None:
         return None
-    return Unavailable(
-        missing,
-        "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability 8.0 or "
-        "later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
-    )
+    from beheld.platform.registry import PLATFORMS
+
+    # Another device may be the remedy.
+    return Unavailable(missing, " ".join(filter(None, (each.needs.grouped_products for each in PLATFORMS.values()))))
 
 
 def _no_int8(platform: Platform, dtype: str) -> Unavailable | None:
@@ -86,8 +85,8 @@ def _no_fp8(platform: Platform, dtype: str) -> Unavailable | None:
         return None
     return Unavailable(
         reason,
-        "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the option "
-        "out, or add device='cpu'.",
+        f"It needs {platform.needs.fp8_products}, Triton and dtype='bfloat16'. Otherwise leave the option out, or add "
+        "device='cpu'.",
     )
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # The largest finite number of FP8 (float8_e4m3fn).
 MOST: tl.constexpr = tl.constexpr(448.0)

@@ -26,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 from beheld.quant.lanes_kernel import LANE, RowTiling, four
 
 # Triton's interpreter has no assembly.

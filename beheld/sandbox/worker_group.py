@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import BeheldError, UserError, WorkerError
-from beheld.platform.probe import seeing
+from beheld.platform.probe import seeing_none
 from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.task_type import Fault, Load, TaskType, WorkerFault, codec_of, name_of
@@ -35,7 +35,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    **seeing(()),
+    **seeing_none(),
 }
 
 

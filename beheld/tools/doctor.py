@@ -83,17 +83,18 @@ def _few_bits() -> str:
 
 
 def _long_prompts() -> dict[str, str]:
-    """What computes attention of long prompts on the GPU; nothing without one."""
+    """What computes attention of long prompts on an accelerator; nothing where no kernel is made for them."""
     from beheld.platform.registry import accelerator
 
     found = accelerator()
-    if found is None:
+    if found is None or not found.needs.warpgroup_products:
         return {}
-    said = "a kernel for Hopper, unless its trial fails, which the log says"
+    made_for = found.needs.warpgroup_products
+    said = f"a kernel for {made_for}, unless its trial fails, which the log says"
     if not found.has_triton:
         said = "as for others: triton is not installed"
     elif not found.kernel_facts(found.device).warpgroup_products:
-        said = "as for others: their kernel is for Hopper"
+        said = f"as for others: their kernel is for {made_for}"
     elif importlib.util.find_spec("triton.experimental.gluon") is None:
         said = "as for others: this Triton lacks Gluon, in which their kernel is written"
     return {"attention of long prompts": said}

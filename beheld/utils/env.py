@@ -211,7 +211,7 @@ PEER_SUMS = _variable(
     ("BEHELD_PEER_SUMS",),
     _switch,
     True,
-    "0 leaves all sums over GPUs to NCCL, where GPUs could write to one another's memory",
+    "0 leaves all sums over GPUs to their vendor's library, where GPUs could write to one another's memory",
 )
 ONE_GPU = _variable(
     ("BEHELD_ONE_GPU",),

@@ -23,6 +23,8 @@ from beheld.core.errors import ConfigError
 from beheld.engine import setup
 from beheld.engine.setup import describe, resolve_and_decide
 from beheld.models.load import load_model
+from beheld.platform.cuda import Cuda
+from beheld.platform.platform import Needs
 from tests import tiny
 from tests.api.test_interrupts import core_of
 
@@ -157,6 +159,7 @@ class Gpu:
     fp8_products: bool
     shares_host_memory: bool = False
     place: str = "on a GPU"
+    needs: Needs = Cuda.needs
 
 
 def args_of(family: str, kind: str, dtype: str = "auto") -> EngineArgs:

@@ -27,6 +27,8 @@ from beheld.families import registry
 from beheld.models.load import weigh
 from beheld.mote import UNKNOWN
 from beheld.platform import registry as platforms
+from beheld.platform.cuda import Cuda
+from beheld.platform.platform import Needs
 from beheld.tools import doctor
 from beheld.tools.fits import weights_bytes
 from benchmarks.shapes import checkpoint
@@ -264,10 +266,15 @@ def test_doctor_says_what_computes_long_prompts(
     triton: bool, hopper: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = SimpleNamespace(
-        has_triton=triton, device="cuda", kernel_facts=lambda device: SimpleNamespace(warpgroup_products=hopper)
+        has_triton=triton,
+        device="cuda",
+        needs=Cuda.needs,
+        kernel_facts=lambda device: SimpleNamespace(warpgroup_products=hopper),
     )
     monkeypatch.setattr(platforms, "accelerator", lambda: found)
     assert said in doctor._long_prompts()["attention of long prompts"]
+    found.needs = Needs()
+    assert doctor._long_prompts() == {}, "no kernel is made for this platform"
     monkeypatch.setattr(platforms, "accelerator", lambda: None)
     assert doctor._long_prompts() == {}
 

@@ -15,7 +15,6 @@ from beheld.core.outputs import TokenEvent
 from beheld.core.pooling_params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode, lost_at
-from beheld.engine import process_group
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
@@ -42,6 +41,7 @@ from beheld.engine.messages import (
 from beheld.engine.process_group import environments
 from beheld.engine.routing import Router
 from beheld.engine.stats import EngineState, EngineStats
+from beheld.platform.cuda_driver import DRIVER
 from beheld.scheduler.step_builder import SchedulerStats
 from tests.long import sized
 
@@ -482,27 +482,23 @@ def test_engine_that_does_not_start_is_tried_again() -> None:
         ({}, 1, None, ["0", "1"]),
     ],
 )
-def test_each_engine_sees_its_gpus(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], each: int, found: int | None, groups: list[str]
-) -> None:
-    monkeypatch.setattr(process_group, "has_accelerator", lambda device: True)
-    made = environments(2, each, None, given, found)
+def test_each_engine_sees_its_gpus(given: dict[str, str], each: int, found: int | None, groups: list[str]) -> None:
+    made = environments(2, each, DRIVER, given, found)
     assert [variables["CUDA_VISIBLE_DEVICES"] for variables in made] == groups
 
 
-def test_too_few_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "has_accelerator", lambda device: True)
+def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs 4 GPUs, 2 for each engine, and there are 3"):
-        environments(2, 2, None, {}, 3)
+        environments(2, 2, DRIVER, {}, 3)
     with pytest.raises(ConfigError, match="there are 1"):
-        environments(2, 1, None, {"CUDA_VISIBLE_DEVICES": "0"}, 8)
+        environments(2, 1, DRIVER, {"CUDA_VISIBLE_DEVICES": "0"}, 8)
 
 
 def test_engines_on_a_cpu_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    made = environments(2, 1, "cpu", {"HOME": "/"}, None)
+    made = environments(2, 1, None, {"HOME": "/"}, None)
     assert made == [{"OMP_NUM_THREADS": "4", "BEHELD_HOST_SHARES": "2", "HOME": "/"}] * 2
-    assert environments(2, 1, "cpu", {"OMP_NUM_THREADS": "3"}, None)[0]["OMP_NUM_THREADS"] == "3"
+    assert environments(2, 1, None, {"OMP_NUM_THREADS": "3"}, None)[0]["OMP_NUM_THREADS"] == "3"
 
 
 def test_size_is_checked() -> None:

@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 
 from beheld import SamplingParams
 from beheld.parallel.group import RankGroup
+from beheld.platform.nccl import NCCL
 from tests import tiny
 from tests.oracle import cases, reference
 from tests.oracle.test_oracle import make, request
@@ -39,7 +40,7 @@ def test_two_ranks_on_one_gpu_give_the_reference_tokens(family: str, monkeypatch
 
 
 def test_one_rank_adds_up_by_nccl_in_a_graph(tmp_path: Path) -> None:
-    group = RankGroup(0, 1, tmp_path, "nccl", lambda: None)
+    group = RankGroup(0, 1, tmp_path, NCCL, lambda: None)
     try:
         x = torch.arange(5000.0, device="cuda")
         group.sum_(x)

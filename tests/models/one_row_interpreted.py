@@ -230,7 +230,7 @@ def test_a_layer_that_computes_something_else_is_not_taken(change: str, monkeypa
 
 def _compiled_by_rank(rank: int, text: Any, folder: Path, failing: dict[int, str], told: Any) -> None:
     """Compile the text model as rank `rank` of two does, and say how many layers got the form."""
-    group = RankGroup(rank, 2, folder, "gloo", lambda: None)
+    group = RankGroup(rank, 2, folder, None, lambda: None)
     for layer in text.layers:
         layer.mlp.down_proj = SummedOverRanks(layer.mlp.down_proj, group)
     how, turn = failing.get(rank), one_row_layer.OneRowLayer.__call__

@@ -304,7 +304,7 @@ def test_a_prompt_among_decoding_sequences_takes_two_calls() -> None:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[RankGroup]:
     """Of this process alone."""
-    made = RankGroup(0, 1, tmp_path, "gloo", lambda: None)
+    made = RankGroup(0, 1, tmp_path, None, lambda: None)
     yield made
     made.close()
 
@@ -339,7 +339,7 @@ def test_a_trial_that_fails_on_one_rank_alone_leaves_no_rank_waiting(
 ) -> None:
     """The other rank waits for a sum of the trial; where all fail, layers stay as they are."""
     monkeypatch.setattr(rank_trial, "_ALIKE_S", 5.0 if len(failing) == 2 else 0.3)
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     texts = [_text("llama", 8, torch.bfloat16) for _ in groups]
     for text, group in zip(texts, groups, strict=True):
         text.layers[0].self_attn.o_proj = SummedOverRanks(text.layers[0].self_attn.o_proj, group)

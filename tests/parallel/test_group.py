@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 import time
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
 from beheld.parallel.group import RankGroup, RankGroups
 from beheld.parallel.meeting import Folder
+from beheld.platform.nccl import NCCL
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[RankGroup]:
     """Of this process alone."""
-    made = RankGroup(0, 1, tmp_path, "gloo", lambda: None)
+    made = RankGroup(0, 1, tmp_path, None, lambda: None)
     yield made
     made.close()
 
@@ -58,7 +60,7 @@ def test_tensors_without_entries_need_no_collective(group: RankGroup) -> None:
 
 
 def test_after_a_collective_has_failed_none_is_entered(tmp_path: Path) -> None:
-    group = RankGroup(0, 2, tmp_path, "gloo", lambda: None)
+    group = RankGroup(0, 2, tmp_path, None, lambda: None)
     calls = list[int]()
 
     class Closed:
@@ -81,7 +83,7 @@ def test_what_ranks_ask_alike_is_known_within_the_limit(tmp_path: Path) -> None:
     from torch import distributed
 
     store: Any = distributed.FileStore(str(tmp_path / "ranks"), 2)
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     for group in groups:
         # As if connected.
         group._host, group._store = object(), store
@@ -103,7 +105,7 @@ def test_a_system_without_proc_has_sums_by_gloo(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "iterdir", absent)
     monkeypatch.delattr(os, "memfd_create")
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     tensors = [torch.full((3,), rank + 1.0) for rank in range(2)]
     threads = [threading.Thread(target=group.sum_, args=(x,)) for group, x in zip(groups, tensors, strict=True)]
     for thread in threads:
@@ -120,7 +122,7 @@ def test_a_system_without_proc_has_sums_by_gloo(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("waiting", ["sum", "receive"])
 def test_abort_ends_what_waits_for_a_rank_that_is_gone(tmp_path: Path, waiting: str) -> None:
     """A lost host closes no connection; here the other rank is there and never comes."""
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     threads = [threading.Thread(target=group.least, args=([1],), daemon=True) for group in groups]
     for thread in threads:
         thread.start()
@@ -146,7 +148,7 @@ def test_communicators_of_one_gpu_end_together(tmp_path: Path, leave: str) -> No
         def abort(self) -> None:
             begun.wait(4.0)
 
-    groups: Any = RankGroups(0, 2, 2, Folder(tmp_path), "nccl", lambda: None)
+    groups: Any = RankGroups(0, 2, 2, Folder(tmp_path), NCCL, lambda: None)
     for group in groups.all:
         group._device, group._back = Communicator(), Communicator()
     if leave == "close":
@@ -159,3 +161,71 @@ def test_communicators_of_one_gpu_end_together(tmp_path: Path, leave: str) -> No
     for group in groups.all:
         group._device = group._back = None
     groups.close()
+
+
+class Library:
+    """A vendor's collectives, as far as a CPU can have them: gloo's, in groups of their own."""
+
+    name = "OTHERCCL"
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, int, int]] = []
+        self.interfaces: list[str | None] = []
+        self.left = 0
+
+    def hold(self, interface: str | None) -> None:
+        """Note it."""
+        self.interfaces.append(interface)
+
+    def leave(self) -> None:
+        """Note it."""
+        self.left += 1
+
+    def group(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> Any:
+        """Connect the ranks of this host."""
+        from torch import distributed
+
+        dist: Any = distributed
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = limit
+        made = dist.ProcessGroupGloo(store, rank, size, options)
+        self.made.append((made, rank, size))
+        return made
+
+
+def test_a_platform_s_own_library_carries_tensors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And only that: it is held as long as the group needs it, and sends back have a group of their own."""
+    libraries = [Library(), Library()]
+    groups = [RankGroup(rank, 2, tmp_path, libraries[rank], lambda: None) for rank in range(2)]
+    found: list[tuple[list[float], list[float], float]] = []
+
+    def run(group: RankGroup) -> None:
+        x, sent = torch.full((3,), group.rank + 1.0), torch.zeros(1)
+        group.sum_(x)
+        joined = group.joined(torch.full((1,), float(group.rank)))
+        group.open_lines(torch.device("cpu"))
+        if group.rank == 0:
+            group.send(torch.full((1,), 7.0), 1)
+            group.receive(sent, 1)
+        else:
+            group.receive(sent, 0)
+            group.send(sent + 1, 0)
+        found.append((x.tolist(), joined.tolist(), sent.item()))
+
+    with caplog.at_level("INFO", logger="beheld"):
+        threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(found) == [([3.0] * 3, [0.0, 1.0], 7.0), ([3.0] * 3, [0.0, 1.0], 8.0)]
+    assert "All sums over GPUs are OTHERCCL's: " in caplog.text
+    for group, library in zip(groups, libraries, strict=True):
+        ends: Any = (group._device, group._back)
+        assert library.made == [(end, group.rank, 2) for end in ends]
+        assert group._host not in ends
+        assert (len(library.interfaces), library.left) == (1, 0)
+        group.close()
+        group.close()
+        assert library.left == 1

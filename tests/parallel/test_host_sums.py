@@ -88,7 +88,7 @@ def test_short_waits_are_no_waits_for_a_timer(monkeypatch: pytest.MonkeyPatch) -
 
 def test_tensors_larger_than_the_memory_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_sums, "MOST_BYTES", 64)
-    groups = [RankGroup(rank, 3, tmp_path, "gloo", lambda: None) for rank in range(3)]
+    groups = [RankGroup(rank, 3, tmp_path, None, lambda: None) for rank in range(3)]
     counts = (4, 16, 17, 40, 64, 161)
 
     def work(rank: int, group: RankGroup) -> list[Tensor]:
@@ -126,7 +126,7 @@ def test_if_one_rank_has_no_such_memory_all_sums_are_gloos(tmp_path: Path, monke
             super().__init__(*given)
 
     monkeypatch.setattr("beheld.parallel.group.HostSums", Refused)
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
 
     def work(rank: int, group: RankGroup) -> list[float]:
         x = torch.full((4,), rank + 1.0)
@@ -142,7 +142,7 @@ def test_if_one_rank_has_no_such_memory_all_sums_are_gloos(tmp_path: Path, monke
 
 def test_the_memory_is_no_file_that_a_disk_keeps(tmp_path: Path) -> None:
     """Of a file that is mapped and written, the kernel writes out pages, and each of them faults again."""
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     side_by_side(groups, lambda rank, group: group.sum_(torch.ones(4)))
     mapped = [
         line.split(None, 5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "beheld-ranks" in line

@@ -134,7 +134,7 @@ class Tried:
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
     monkeypatch.setattr(groups, "PeerSums", Tried)
-    made = RankGroup(0, 1, tmp_path, "gloo", lambda: None)
+    made = RankGroup(0, 1, tmp_path, None, lambda: None)
     yield made
     made.close()
 

@@ -44,7 +44,7 @@ class Tower:
 @pytest.fixture
 def groups(tmp_path: Path) -> Iterator[list[RankGroup]]:
     """Two ranks, each for a thread."""
-    made = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in (0, 1)]
+    made = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in (0, 1)]
     yield made
     for each in made:
         each.close()

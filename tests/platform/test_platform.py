@@ -6,25 +6,28 @@ import inspect
 import mmap
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from beheld.core.errors import ConfigError
-from beheld.platform import host, probe
+from beheld.platform import cuda_driver, host, probe
 from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda, CudaGraphs
-from beheld.platform.platform import Event, Graphs, Platform
+from beheld.platform.nccl import Nccl
+from beheld.platform.platform import Collectives, Event, Graphs, Platform
 from beheld.platform.registry import CPU, PLATFORMS, choose, platform_of
-from tests.platform.stand_in import StandIn
+from beheld.quant.availability import check_at_load
+from tests.platform.stand_in import Plain, StandIn
 
 
 def names(protocol: type) -> list[str]:
     return [name for name in vars(protocol) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [Cpu, Cuda, StandIn])
+@pytest.mark.parametrize("kind", [Cpu, Cuda, StandIn, Plain])
 @pytest.mark.parametrize("name", names(Platform))
 def test_every_platform_answers_the_protocol(name: str, kind: type) -> None:
     wanted, found = inspect.getattr_static(Platform, name), inspect.getattr_static(kind(), name)
@@ -36,6 +39,12 @@ def test_every_platform_answers_the_protocol(name: str, kind: type) -> None:
         ]
 
 
+@pytest.mark.parametrize("name", ["hold", "leave", "group"])
+def test_nccl_answers_the_protocol_of_collectives(name: str) -> None:
+    wanted, found = getattr(Collectives, name), getattr(Nccl, name)
+    assert list(inspect.signature(wanted).parameters) == list(inspect.signature(found).parameters)
+
+
 @pytest.mark.parametrize("name", names(Graphs))
 def test_cuda_s_graphs_answer_theirs(name: str) -> None:
     wanted, found = getattr(Graphs, name), getattr(CudaGraphs, name)
@@ -43,7 +52,7 @@ def test_cuda_s_graphs_answer_theirs(name: str) -> None:
 
 
 def test_names_are_those_of_the_option() -> None:
-    assert tuple(PLATFORMS) == probe.DEVICES
+    assert tuple(PLATFORMS) == probe.device_names()
     for name, platform in PLATFORMS.items():
         assert platform_of(name) is platform_of(torch.device(name)) is platform_of(torch.device(name, 0)) is platform
         assert platform.device.type == platform.name == name
@@ -60,6 +69,23 @@ def test_auto_takes_an_accelerator_where_there_is_one(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="no device 'tpu'") as caught:
         choose("tpu")
     assert caught.value.remedy == "Known: 'auto', 'cpu', 'cuda'."
+
+
+def test_what_is_refused_says_what_the_platform_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remedy for 4 bits names all platforms' ways, for the user may choose another device."""
+    monkeypatch.setattr(Cuda, "fp8_products", False)
+    monkeypatch.setattr(Cuda, "no_grouped_products", "a reason")
+    found = {}
+    for name in ("fp8", "int4"):
+        with pytest.raises(ConfigError) as caught:
+            check_at_load(name, name, platform_of("cuda"), "bfloat16")
+        found[name] = caught.value.remedy
+    assert found == {
+        "fp8": "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the "
+        "option out, or add device='cpu'.",
+        "int4": "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability 8.0 "
+        "or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
+    }
 
 
 @pytest.mark.parametrize(
@@ -169,11 +195,12 @@ def test_what_is_asked_early_loads_no_torch() -> None:
 
 
 def test_a_driver_is_an_accelerator_unless_the_cpu_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_DRIVERS", (tmp_path / "driver",))
+    monkeypatch.setattr(probe, "DRIVERS", (replace(cuda_driver.DRIVER, file=tmp_path / "driver"),))
     assert not probe.has_accelerator(None)
     (tmp_path / "driver").touch()
     assert probe.has_accelerator(None)
     assert probe.has_accelerator("auto")
+    assert probe.has_accelerator("cuda")
     assert not probe.has_accelerator("cpu")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.executor.multi import MultiExecutor
-from beheld.platform import room
+from beheld.platform import cuda_driver, probe
+from beheld.platform.driver import Driver
 from beheld.platform.room import check_room
 
 COUNTS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -75,9 +78,9 @@ def test_processes_that_have_room_or_are_elsewhere(options: dict[str, Any], monk
     check_room(EngineArgs(**options))
 
 
-def test_several_engines_on_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "has_accelerator", lambda device: True)
-    monkeypatch.setattr(room, "num_accelerators", lambda: 3)
+def test_several_engines_on_fewer_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "DRIVERS", (replace(cuda_driver.DRIVER, file=tmp_path),))
+    monkeypatch.setattr(Driver, "num_devices", lambda driver: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ConfigError, match="needs 4 GPUs, 2 for each engine, and there are 3"):
         LLM(data_parallel_size=2, tensor_parallel_size=2)

@@ -291,7 +291,7 @@ class _Tried(_Backend):
 @pytest.mark.parametrize("works", [(True, True), (True, False), (False, False)])
 def test_ranks_replay_a_graph_or_none_whatever_one_of_them_cannot_do(works: tuple[bool, bool], tmp_path: Path) -> None:
     """Two ranks over gloo; with one alone the backend decides."""
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 2, tmp_path, None, lambda: None) for rank in range(2)]
     backends = [_Tried(each) for each in works]
     found: dict[int, bool] = {}
 

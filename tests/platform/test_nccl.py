@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+from typing import Any
 
 import pytest
+import torch
 
 from beheld.core.errors import ConfigError
-from beheld.parallel.nccl import NcclVariables
+from beheld.platform.nccl import NCCL, Nccl
+from beheld.platform.registry import platform_of
 from beheld.utils.held_variables import HeldVariables
 
 NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_NVLS_ENABLE", "TORCH_NCCL_ENABLE_MONITORING")
@@ -24,7 +28,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_group_takes_back_what_was_set_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     held = HeldVariables()
-    variables = NcclVariables(held)
+    variables = Nccl(held)
     variables.hold("eth0")
     variables.hold("eth0")
     assert [os.environ[name] for name in NAMES] == ["eth0", "1", "0"]
@@ -40,12 +44,12 @@ def test_the_last_group_takes_back_what_was_set_and_nothing_else(monkeypatch: py
 
 def test_another_interface_than_the_one_that_nccl_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine on this host alone may follow one on several."""
-    variables = NcclVariables(HeldVariables())
+    variables = Nccl(HeldVariables())
     variables.hold("eth0")
     variables.leave()
     variables.hold("lo")
     variables.leave()
-    variables = NcclVariables(HeldVariables())
+    variables = Nccl(HeldVariables())
     variables.hold("lo")
     variables.leave()
     with pytest.raises(ConfigError, match=r"need eth0.*new process"):
@@ -55,3 +59,26 @@ def test_another_interface_than_the_one_that_nccl_keeps_is_refused(monkeypatch: 
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth1"
     variables.leave()
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth1"
+
+
+def test_a_group_is_torch_s_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No NCCL is here: torch's class of that name gets what torch documents."""
+
+    class Made:
+        class Options:
+            _timeout: Any = None
+
+        def __init__(self, store: Any, rank: int, size: int, options: Made.Options) -> None:
+            self.given = (store, rank, size, options._timeout)
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Made, raising=False)
+    store, limit = object(), datetime.timedelta(minutes=3)
+    assert Nccl(HeldVariables()).group(store, 1, 2, limit).given == (store, 1, 2, limit)
+
+
+def test_gpus_use_it_unless_ranks_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BEHELD_ONE_GPU", raising=False)
+    assert platform_of("cuda").collectives is NCCL
+    monkeypatch.setenv("BEHELD_ONE_GPU", "1")
+    assert platform_of("cuda").collectives is None
+    assert platform_of("cpu").collectives is None

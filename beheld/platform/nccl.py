@@ -1,11 +1,14 @@
-"""The environment variables that NCCL reads, set while groups of this process use it; it takes them from nowhere else.
+"""NCCL, which sums, gathers and sends tensors between NVIDIA GPUs.
 
+It reads environment variables, which are set while groups of this process use it; it takes them from nowhere else.
 Processes that are started after that do not get them.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
+from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.utils.held_variables import HELD, HeldVariables
@@ -20,8 +23,10 @@ _NCCL = {
 _INTERFACE, _LOOPBACK = "NCCL_SOCKET_IFNAME", "lo"
 
 
-class NcclVariables:
-    """What the groups of this process need; each calls `hold` before it is made, and `leave` in the end."""
+class Nccl:
+    """See Collectives."""
+
+    name = "NCCL"
 
     def __init__(self, held: HeldVariables) -> None:
         self._held = held
@@ -29,7 +34,7 @@ class NcclVariables:
         self._interface: str | None = None
 
     def hold(self, interface: str | None) -> None:
-        """Set the variables that have no value.
+        """See Collectives: set the variables that have no value.
 
         Args:
             interface: by which ranks connect; None if its name is not known.
@@ -52,8 +57,18 @@ class NcclVariables:
         self._held.hold(wanted)
 
     def leave(self) -> None:
-        """Take back what was set, if no group is left."""
+        """See Collectives: take back what was set, if no group is left."""
         self._held.leave()
 
+    def group(self, store: Any, rank: int, size: int, limit: datetime.timedelta) -> Any:
+        """See Collectives."""
+        from torch import distributed
 
-VARIABLES = NcclVariables(HELD)
+        # Its stubs lack what is used here.
+        dist: Any = distributed
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+NCCL = Nccl(HELD)
