@@ -243,7 +243,7 @@ def _sample(
         if program == 0:
             tl.store(ids_ptr + place, tl.full([], 0, tl.int64))
             tl.store(broken_ptr + place, tl.full([], 1, tl.int1))
-            tl.store(floors_ptr + index, float("-inf"))
+            tl.store(floors_ptr + index, tl.full([], float("-inf"), tl.float32))
     else:
         floor = best - _NOTHING
         if filtered != 0:
