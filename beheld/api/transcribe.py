@@ -17,7 +17,7 @@ from beheld.core.beams import BeamSearchParams
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ParamsError, PromptError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import SamplingParams
+from beheld.core.params import RawParams, SamplingParams
 from beheld.core.pooling_params import Alignment
 from beheld.core.request import LoRARequest
 from beheld.core.speech import (
@@ -158,7 +158,8 @@ class Transcription:
                 param="use_beam_search",
             )
         self._llm, self._form, self._tokens, self._order = llm, form, tokens, order
-        self._params, self._fallback, self._beams = params, fallback, beams
+        # What a window's log-probabilities are compared with holds for the model's own.
+        self._params, self._fallback, self._beams = RawParams(**vars(params)), fallback, beams
         self._names = (f"{request_id}-{number}" for number in itertools.count())
         self._options: dict[str, Any] = {"client": client, "lora_request": lora}
         self._ended, self._decoded = ended, decoded
@@ -457,7 +458,7 @@ class Transcription:
         return math.exp(logprobs[0][tokens.silence].logprob)
 
     async def _one_token(self, audio: Any, tokens: SpeechTokens, allowed: list[int]) -> RequestOutput:
-        params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=allowed, logprobs=0, detokenize=False)
+        params = RawParams(temperature=0, max_tokens=1, allowed_token_ids=allowed, logprobs=0, detokenize=False)
         return await _last(self._continued([tokens.start], audio, params, "final"))
 
     async def _prompt(self, language: str, tokens: SpeechTokens, *, timestamps: bool) -> list[int]:

@@ -14,6 +14,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.grounding import Grounding
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
+from beheld.core.sampling import LogprobsMode
 from beheld.core.value_checks import known_keywords
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ class EngineArgs:
     chat_template_content_format: str = "auto"
     logits_processors: list[Any] | None = None
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     served_model_name: str | list[str] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
@@ -383,6 +385,7 @@ class EngineConfig:
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
         max_logprobs: the most candidates that a request may ask for at each token; -1 for the whole vocabulary.
+        logprobs_mode: what is reported as a token's log-probability.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
         exact_weights: whether weights of few bits are dequantized everywhere, because float32 was asked for.
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
@@ -427,6 +430,7 @@ class EngineConfig:
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
     quantization: str | None = None
     exact_weights: bool = False
     tensor_parallel_size: int = 1

@@ -51,7 +51,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Logprob:
-    """One candidate: its natural-log probability, its rank from 1, and its text."""
+    """One candidate: its natural-log probability (or what the engine's `logprobs_mode` says), rank from 1, and text."""
 
     logprob: float
     rank: int | None = None

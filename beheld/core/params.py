@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Scripts import all of these from here.
-__all__ = ["PoolingParams", "RequestOutputKind", "SamplingParams", "StepParams", "StructuredOutputs"]
+__all__ = ["PoolingParams", "RawParams", "RequestOutputKind", "SamplingParams", "StepParams", "StructuredOutputs"]
 
 # Logits over a smaller one, and over a temperature, are not finite in float32.
 MIN_REPETITION_PENALTY = 1e-6
@@ -300,7 +300,15 @@ class SamplingParams:
 
 
 @dataclass
-class StepParams(SamplingParams):
+class RawParams(SamplingParams):
+    """Parameters of a request whose log-probabilities are the model's own, whatever the engine's logprobs_mode is.
+
+    Searches and scores compute with them.
+    """
+
+
+@dataclass
+class StepParams(RawParams):
     """Parameters of one step of a search, whose prompt ends with the answer so far.
 
     Attributes:

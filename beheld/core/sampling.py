@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from beheld.core.logits_processors import LogitsProcessor
@@ -13,6 +14,30 @@ if TYPE_CHECKING:
     import numpy as np
 
 GREEDY_BELOW = 1e-5
+
+
+class LogprobsMode(StrEnum):
+    """What is reported as a token's log-probability.
+
+    Raw is the model's own: before bans, grammars, bias, logits processors and penalties. Processed is what the token
+    was sampled from: after these, temperature, min-p, top-k and top-p, with minus infinity for what they leave out.
+    Greedy sampling has neither temperature nor filters. Tokens of a prompt are not sampled, so both are the same there.
+    """
+
+    RAW_LOGPROBS = "raw_logprobs"
+    PROCESSED_LOGPROBS = "processed_logprobs"
+    RAW_LOGITS = "raw_logits"
+    PROCESSED_LOGITS = "processed_logits"
+
+    @property
+    def processed(self) -> bool:
+        """True if the numbers are those of the logits that were sampled from."""
+        return self in (LogprobsMode.PROCESSED_LOGPROBS, LogprobsMode.PROCESSED_LOGITS)
+
+    @property
+    def logits(self) -> bool:
+        """True if the numbers are logits, not log-probabilities."""
+        return self in (LogprobsMode.RAW_LOGITS, LogprobsMode.PROCESSED_LOGITS)
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,7 @@ class Sampling:
         allowed_token_ids: if given, no other ids are sampled.
         bad_words_ids: token sequences that the answer must not contain.
         logprobs, prompt_logprobs: number of candidates to report besides the token itself; None means no report.
+        logprobs_mode: what the numbers of all reports are.
         prompt_ids: further tokens that are reported at positions of the prompt; None for none.
         logprob_ids: the candidates of `logprobs`, in this order; empty for the likeliest.
         grammar: the answer's grammar; the sequence then has at most one token in flight.
@@ -110,6 +136,7 @@ class Sampling:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
     prompt_ids: PromptIds | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None

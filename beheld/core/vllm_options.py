@@ -183,7 +183,6 @@ _refused(
     "aux_output_config",
     "enable_return_routed_experts return_sampling_mask enable_trace_replay",
 )
-_refused("Log-probabilities are those of the raw logits; leave it out.", "logprobs_mode", only=("raw_logprobs",))
 _refused("Leave it out.", switches="use_fp64_gumbel")
 _refused("All processes run on one machine; leave it out.", "master_addr", only=("127.0.0.1", "localhost"))
 _refused("All processes run on one machine; leave it out.", "master_port", only=(29501, "29501"))

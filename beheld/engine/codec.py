@@ -30,6 +30,7 @@ _CLASSES: tuple[type, ...] = (
     *(sampling.Sampling, structured_outputs.Grammar, structured_outputs.ReasoningFormat),
     *(
         pooling_params.Pooling,
+        sampling.LogprobsMode,
         sampling.TimestampRule,
         pooling_params.Alignment,
         sampling.ThinkingBudget,

@@ -29,6 +29,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.logits_processors import of_pooling
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.pooling import PoolerConfig, runner_and_convert
+from beheld.core.sampling import LogprobsMode
 from beheld.core.value_checks import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
@@ -63,6 +64,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
+    "logprobs_mode": tuple(mode.value for mode in LogprobsMode),
     "load_format": ("auto", "safetensors", "sharded_state", "dummy", *layouts()),
     "tokenizer_mode": ("auto", "slow", "hf", *layouts()),
 }
@@ -286,6 +288,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=_processors(args, info),
         show_progress=args.use_tqdm_on_load,
         max_logprobs=args.max_logprobs,
+        logprobs_mode=LogprobsMode(args.logprobs_mode),
         quantization=_quantization(args, info, platform, dtype),
         exact_weights=_dtype_word(args.dtype) == "float32",
         tensor_parallel_size=shared,

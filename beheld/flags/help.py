@@ -54,6 +54,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     ),
     "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token; -1 for the whole vocabulary"),
+    "logprobs_mode": (
+        "",
+        "what log-probabilities are: `raw_logprobs`, `processed_logprobs` (after penalties, temperature and filters), "
+        "`raw_logits` or `processed_logits`, see [several answers](../how-to/several-answers.md)",
+    ),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),
     "max_num_seqs": ("64 on a CPU, else 256; 1024 for a small model that pools", "sequences computed at once"),
     "max_num_batched_tokens": (

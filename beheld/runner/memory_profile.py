@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import LogprobsMode, Sampling
 from beheld.models.adapter import ModelAdapter
 from beheld.models.call_graphs import KEPT_BYTES
 from beheld.platform.platform import Platform
@@ -82,7 +82,13 @@ def measure(
     sampling, counts = _peak(
         platform,
         lambda: sample_full_batch(
-            probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device, config.max_logprobs
+            probe.sampler,
+            config.max_num_seqs,
+            info.vocab_size,
+            dtype,
+            adapter.device,
+            config.max_logprobs,
+            config.logprobs_mode,
         ),
     )
     width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
@@ -109,6 +115,7 @@ def sample_full_batch(
     dtype: torch.dtype,
     device: torch.device,
     max_logprobs: int = 20,
+    mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
 ) -> None:
     """Sample a token for every row with the options that take most memory; the rows are free again afterwards.
 
@@ -120,7 +127,7 @@ def sample_full_batch(
     num_top = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), num_top)
     pieces_TV.clear()
-    for options in (replace(_DEAR, logprobs=num_top), *_CHEAPER):
+    for options in (replace(_DEAR, logprobs=num_top, logprobs_mode=mode), *_CHEAPER):
         for rows in (range(num_rows), range(1)):
             for row in rows:
                 sampler.admit(row, options, (0,), 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import PromptLogprobs
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import LogprobsMode, Sampling
 from beheld.parallel.group import RankGroup
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
@@ -72,7 +72,14 @@ class RankSampler:
             self._sampler.append(rows, ids_B)
 
     def prompt_logprobs(
-        self, logits_TV: Tensor, target_ids_T: Tensor, k: int, named_TN: Tensor | None = None
+        self,
+        logits_TV: Tensor,
+        target_ids_T: Tensor,
+        k: int,
+        named_TN: Tensor | None = None,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> PromptLogprobs | None:
         """See Sampler; None on the other ranks."""
-        return None if self._sampler is None else self._sampler.prompt_logprobs(logits_TV, target_ids_T, k, named_TN)
+        if self._sampler is None:
+            return None
+        return self._sampler.prompt_logprobs(logits_TV, target_ids_T, k, named_TN, mode)

@@ -384,7 +384,8 @@ class ModelRunner:
                 logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[places]))
                 target_T = torch.from_numpy(target[done : done + PROMPT_ROWS]).to(logits_TV.device)
                 named_TN = None if named is None else named_at(named, start + done, len(target_T), logits_TV.device)
-                report = self.sampler.prompt_logprobs(logits_TV, target_T, params.prompt_logprobs or 0, named_TN)
+                num_top, mode = params.prompt_logprobs or 0, params.logprobs_mode
+                report = self.sampler.prompt_logprobs(logits_TV, target_T, num_top, named_TN, mode)
                 if report is not None:
                     reports.setdefault(row, []).append(report)
         return {row: PromptLogprobs.joined(parts) for row, parts in reports.items()}

@@ -1,4 +1,4 @@
-"""Log-probabilities of the raw logits: of the sampled token, its rank, and the best few, or those of given tokens.
+"""Log-probabilities, or logits: of the sampled token, its rank, and the best few, or those of given tokens.
 
 Shapes: L rows that request a report, T positions, V vocabulary, K candidates, N tokens that are named.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import PromptLogprobs, TokenLogprobs
-from beheld.core.sampling import PromptIds
+from beheld.core.sampling import LogprobsMode, PromptIds
 from beheld.platform.host_copy import copied
 
 # Prompt positions handled at once, so that float32 copies of bfloat16 logits stay small.
@@ -59,17 +59,21 @@ def report(
     num_top: int,
     named_LN: Tensor | None = None,
     allowed_LV: Tensor | None = None,
+    unnormalised_L1: Tensor | None = None,
 ) -> LogprobTensors:
     """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
 
     `allowed_LV` are the same logits where candidates may be, and minus infinity elsewhere; None for everywhere.
     `named_LN`, with N up to `num_top`, holds the ids of tokens that take the places of the best; -1 replaces none.
+    Where `unnormalised_L1` is True, logits are reported, not log-probabilities.
     The rank is one plus the number of more likely tokens. It is computed from the logits, because subtracting the
     normalizer may round two different logits to one value. Ids beyond the vocabulary, which placeholders of some
     families have, get minus infinity.
     """
     logits_LV = logits_LV.float()
     normaliser_L1 = logits_LV.logsumexp(-1, keepdim=True)
+    if unnormalised_L1 is not None:
+        normaliser_L1.masked_fill_(unnormalised_L1, 0.0)
     ids_L1 = ids_L.unsqueeze(-1)
     known = logits_LV.shape[-1]
     own_L1 = logits_LV.gather(-1, ids_L1.clamp(max=known - 1)).masked_fill(ids_L1 >= known, float("-inf"))
@@ -88,20 +92,32 @@ def report(
     )
 
 
-def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int, named_TN: Tensor | None = None) -> PromptLogprobs:
+def report_prompt(
+    logits_TV: Tensor,
+    targets_T: Tensor,
+    num_top: int,
+    named_TN: Tensor | None = None,
+    mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+) -> PromptLogprobs:
     """The report of each position's known next token, on the host.
 
     `named_TN` holds the ids of further tokens to report on; of -1, minus infinity is reported.
     """
+    as_logits_T1 = torch.ones_like(targets_T, dtype=torch.bool).unsqueeze(-1) if mode.logits else None
     parts = [
-        report(logits_TV[start : start + _CHUNK], targets_T[start : start + _CHUNK], num_top)
+        report(
+            logits_TV[start : start + _CHUNK],
+            targets_T[start : start + _CHUNK],
+            num_top,
+            unnormalised_L1=None if as_logits_T1 is None else as_logits_T1[start : start + _CHUNK],
+        )
         for start in range(0, len(targets_T), _CHUNK)
     ]
     joined = PromptLogprobs.joined([part.as_columns() for part in parts])
     if named_TN is None:
         return joined
     named = [
-        _of_named(logits_TV[start : start + _CHUNK], named_TN[start : start + _CHUNK])
+        _of_named(logits_TV[start : start + _CHUNK], named_TN[start : start + _CHUNK], mode)
         for start in range(0, len(targets_T), _CHUNK)
     ]
     return replace(joined, named_logprobs=torch.cat(named).cpu().numpy())
@@ -117,7 +133,9 @@ def named_at(named: PromptIds, start: int, count: int, device: torch.device) -> 
     return torch.nn.functional.pad(ids_TN, (0, 0, before, 0), value=-1).to(device)
 
 
-def _of_named(logits_TV: Tensor, named_TN: Tensor) -> Tensor:
+def _of_named(logits_TV: Tensor, named_TN: Tensor, mode: LogprobsMode) -> Tensor:
     logits_TV = logits_TV.float()
-    found_TN = logits_TV.gather(-1, named_TN.clamp(min=0)) - logits_TV.logsumexp(-1, keepdim=True)
+    found_TN = logits_TV.gather(-1, named_TN.clamp(min=0))
+    if not mode.logits:
+        found_TN -= logits_TV.logsumexp(-1, keepdim=True)
     return found_TN.masked_fill(named_TN < 0, float("-inf"))

@@ -46,6 +46,7 @@ _ANYWHERE = tuple(
         "ends",
         "tokens",
         "counter",
+        "floors",
     ]
 )
 
@@ -207,6 +208,7 @@ def _sample(
     ends_ptr,
     tokens_ptr,
     counter_ptr,
+    floors_ptr,
     vocab_size,
     logits_row,
     programs,
@@ -241,6 +243,7 @@ def _sample(
         if program == 0:
             tl.store(ids_ptr + place, tl.full([], 0, tl.int64))
             tl.store(broken_ptr + place, tl.full([], 1, tl.int1))
+            tl.store(floors_ptr + index, tl.full([], float("-inf"), tl.float32))
     else:
         floor = best - _NOTHING
         if filtered != 0:
@@ -275,6 +278,7 @@ def _sample(
         if program == 0:
             tl.store(ids_ptr + place, token.to(tl.int64))
             tl.store(broken_ptr + place, tl.full([], 0, tl.int1))
+            tl.store(floors_ptr + index, tl.where(floor > best - _NOTHING, floor, float("-inf")))
 
 
 @triton.jit
@@ -339,8 +343,10 @@ def sample_(
     temperature_R1: Tensor,
     keys_R2: Tensor,
     filters: Filters | None,
-) -> None:
+) -> Tensor:
     """Write the tokens of rows `places_R` into `ids_B` (0 for a broken row), and into `broken_B` which rows are broken.
+
+    Returns the floors (R), float32, of logits after temperature: minus infinity where no filter leaves out a token.
 
     A row is broken if it holds a NaN or has no finite greatest logit. The kept candidates are those of
     `filters.floors`, up to the rounding of sums of weights: here the sums are float32, in an order that does not depend
@@ -352,8 +358,9 @@ def sample_(
     slices = triton.next_power_of_2(triton.cdiv(vocab_size, _TURNS * _ELEMENTS))
     programs = _programs(rows, slices, device)
     pivots = _PIVOTS.value
-    work = torch.empty(rows * (2 * slices + 5 * programs) * pivots, dtype=torch.float32, device=device)
-    sums, ends, tokens = work.split([rows * n * pivots for n in (2 * slices, 4 * programs, programs)])
+    sizes = [*(rows * n * pivots for n in (2 * slices, 4 * programs, programs)), rows]
+    work = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    sums, ends, tokens, floors = work.split(sizes)
     counter = tokens
     if programs > 1:
         counter = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -374,6 +381,7 @@ def sample_(
         ends,
         tokens.view(torch.int32),
         counter,
+        floors,
         vocab_size,
         logits_BV.stride(0),
         programs,
@@ -386,3 +394,4 @@ def sample_(
         enable_fp_fusion=False,
         launch_cooperative_grid=programs > 1,
     )
+    return floors

@@ -113,6 +113,8 @@ class Composition:
         reporting: places of rows that report log-probabilities.
         named_LN: the ids whose log-probabilities these rows report in place of the best; -1 fills the rows that name
             fewer. None if no row names any.
+        sampled_S: which of these rows, counted from 0 to L, report the logits that they are sampled from; None if none.
+        unnormalised_L1: which of them report logits, not log-probabilities; None if none.
     """
 
     rows: tuple[int, ...]
@@ -127,6 +129,8 @@ class Composition:
     reporting: tuple[int, ...]
     reporting_L: Tensor
     named_LN: Tensor | None
+    sampled_S: Tensor | None
+    unnormalised_L1: Tensor | None
 
     @functools.cached_property
     def keeps_tokens(self) -> bool:
@@ -223,6 +227,9 @@ class RowTable:
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
         at_random = tuple(b for b, p in enumerate(params) if not p.greedy)
         reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
+        modes = [params[b].logprobs_mode for b in reporting]
+        sampled = [place for place, mode in enumerate(modes) if mode.processed]
+        logits = [[mode.logits] for mode in modes]
         return Composition(
             rows=rows,
             states=states,
@@ -236,6 +243,8 @@ class RowTable:
             reporting=reporting,
             reporting_L=self._upload(reporting),
             named_LN=self._named([params[b].logprob_ids for b in reporting]),
+            sampled_S=self._upload(sampled) if sampled else None,
+            unnormalised_L1=torch.tensor(logits).to(self._device, non_blocking=True) if [True] in logits else None,
         )
 
     def _named(self, ids: Sequence[tuple[int, ...]]) -> Tensor | None:

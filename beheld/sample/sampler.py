@@ -1,12 +1,12 @@
 """The sampler: it takes the logits of a batch and chooses one token id per row on the device.
 
-Shapes: B rows of a batch, R of them sampled at random, L that request log-probabilities, W words of a grammar's bit
-mask, T positions of a prompt, V vocabulary.
+Shapes: B rows of a batch, R of them sampled at random, L that request log-probabilities, S of these that request those
+of the logits sampled from, W words of a grammar's bit mask, T positions of a prompt, V vocabulary.
 
 Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, timestamps, logits
 processors, penalties, tokens that a checkpoint forces, the end of reasoning whose budget is used up. Then greedy rows
 take the most likely token; the others apply temperature, min-p, top-k and top-p, and sample. Log-probabilities are
-those of the model's raw logits.
+those of the model's raw logits, or of the last ones, which are sampled from; see `LogprobsMode`.
 
 Nothing waits for the device, except for rows with logits processors. On a CPU, where there is nothing to wait for, rows
 are sampled one by one among the few candidates that the filters leave.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from beheld.core.errors import ParamsError
 from beheld.core.plan import PromptLogprobs, TokenLogprobs
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import LogprobsMode, Sampling
 from beheld.platform.host_copy import copied
 from beheld.platform.registry import platform_of
 from beheld.sample import noise
@@ -71,6 +71,22 @@ class SampleOutput:
         broken = self.nan_B.tolist()
         entries = self.logprobs.to_host([k for _, _, k in self.reporting])
         return {row: entry for (place, row, _), entry in zip(self.reporting, entries, strict=True) if not broken[place]}
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """The chosen tokens and what they were sampled from.
+
+    Attributes:
+        ids_B, nan_B: see SampleOutput.
+        logits_BV: the logits with all changes that do not depend on temperature.
+        floor_R1: of rows sampled at random, the least logit after temperature that filters keep; None if no row is.
+    """
+
+    ids_B: Tensor
+    nan_B: Tensor
+    logits_BV: Tensor
+    floor_R1: Tensor | None = None
 
 
 class Sampler:
@@ -120,18 +136,37 @@ class Sampler:
         batch = self._rows.compose(rows, lengths)
         for place in (*batch.processed, *(batch.penalised.places if batch.penalised else ())):
             self._rewind(batch.states[place], lengths[place])
-        ids_B, nan_B = self._choose(logits_BV, batch, lengths, masks, best)
+        chosen = self._choose(logits_BV, batch, lengths, masks, best)
+        ids_B, nan_B = chosen.ids_B, chosen.nan_B
         if not batch.reporting:
             return SampleOutput(ids_B, nan_B, None)
         wanted = tuple((b, batch.rows[b], batch.states[b].params.logprobs or 0) for b in batch.reporting)
-        whole = len(batch.reporting) == len(rows)
-        logits_LV = logits_BV if whole else logits_BV[batch.reporting_L]
+        logits_LV = self._reported(logits_BV, chosen, batch)
         most = max(k for _, _, k in wanted)
-        allowed_LV = self._allowed(logits_BV, batch, masks)
-        logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN, allowed_LV)
+        allowed_LV = self._allowed(logits_BV, logits_LV, batch, masks)
+        logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN, allowed_LV, batch.unnormalised_L1)
         return SampleOutput(ids_B, nan_B, logprobs, wanted)
 
-    def _allowed(self, logits_BV: Tensor, batch: Composition, masks: Masks | None) -> Tensor | None:
+    def _reported(self, logits_BV: Tensor, chosen: _Drawn, batch: Composition) -> Tensor:
+        """The logits (L, V) that the reports are of: the model's, or those that a row was sampled from."""
+        if batch.sampled_S is None:
+            return logits_BV if len(batch.reporting) == len(batch.rows) else logits_BV[batch.reporting_L]
+        places_S = batch.reporting_L[batch.sampled_S]
+        sampled_SV = chosen.logits_BV[places_S].float()
+        random = batch.random
+        if random is not None and chosen.floor_R1 is not None:
+            # Greedy rows have neither.
+            temperature_B1 = sampled_SV.new_ones(len(batch.rows), 1)
+            floor_B1 = torch.full_like(temperature_B1, -math.inf)
+            temperature_B1.index_copy_(0, random.places_R, random.temperature_R1)
+            floor_B1.index_copy_(0, random.places_R, chosen.floor_R1)
+            sampled_SV.div_(temperature_B1[places_S])
+            sampled_SV.masked_fill_(sampled_SV < floor_B1[places_S], -math.inf)
+        if len(places_S) == len(batch.reporting):
+            return sampled_SV
+        return logits_BV[batch.reporting_L].float().index_copy_(0, batch.sampled_S, sampled_SV)
+
+    def _allowed(self, logits_BV: Tensor, logits_LV: Tensor, batch: Composition, masks: Masks | None) -> Tensor | None:
         """The logits among which candidates are found, if a row reports only those that its grammar allows."""
         limited = [batch.states[b].params.num_answered is not None for b in batch.reporting]
         if masks is None or not any(limited):
@@ -139,7 +174,7 @@ class Sampler:
         masked_BV = logits_BV.clone()
         masks.apply_(masked_BV)
         limited_L1 = torch.tensor(limited).to(self._device, non_blocking=True).unsqueeze(-1)
-        return masked_BV[batch.reporting_L].where(limited_L1, logits_BV[batch.reporting_L])
+        return masked_BV[batch.reporting_L].where(limited_L1, logits_LV)
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], ids_B: Tensor) -> None:
@@ -160,13 +195,18 @@ class Sampler:
 
     @torch.inference_mode()
     def prompt_logprobs(
-        self, logits_TV: Tensor, target_ids_T: Tensor, k: int, named_TN: Tensor | None = None
+        self,
+        logits_TV: Tensor,
+        target_ids_T: Tensor,
+        k: int,
+        named_TN: Tensor | None = None,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> PromptLogprobs:
         """Log-probabilities of `target_ids_T`, of the `k` best at each position and of the tokens in `named_TN`.
 
         Waits for the device.
         """
-        return report_prompt(logits_TV, target_ids_T, k, named_TN)
+        return report_prompt(logits_TV, target_ids_T, k, named_TN, mode)
 
     def _rewind(self, state: RowState, length: int) -> None:
         """Forget tokens at positions from `length` on: the step is launched again."""
@@ -181,13 +221,12 @@ class Sampler:
         lengths: Sequence[int],
         masks: Masks | None,
         best: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The ids and the broken rows of the batch."""
+    ) -> _Drawn:
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
         edited = batch.edited or masks is not None
         if not edited and batch.random is None:
-            return greedy(logits_BV) if best is None else best
+            return _Drawn(*(greedy(logits_BV) if best is None else best), logits_BV)
         # Check before edits, which may hide that a row is broken.
         nan_B = None
         if edited:
@@ -199,11 +238,12 @@ class Sampler:
         else:
             ids_B = torch.empty(len(lengths), dtype=torch.int64, device=logits_BV.device)
             broken_B = torch.empty(len(lengths), dtype=torch.bool, device=logits_BV.device)
+        floor_R1 = None
         if random is not None:
             keys_R2 = noise.keys(random.mixed_R, np.array([lengths[b] for b in random.places], dtype=np.uint64))
-            self._sample_random_(ids_B, broken_B, logits_BV, batch, random, torch.from_numpy(keys_R2))
+            floor_R1 = self._sample_random_(ids_B, broken_B, logits_BV, batch, random, torch.from_numpy(keys_R2))
         nan_B = broken_B if nan_B is None else nan_B | broken_B
-        return ids_B.masked_fill_(nan_B, 0), nan_B
+        return _Drawn(ids_B.masked_fill_(nan_B, 0), nan_B, logits_BV, floor_R1)
 
     def _sample_random_(
         self,
@@ -213,19 +253,25 @@ class Sampler:
         batch: Composition,
         random: RandomRows,
         keys_R2: Tensor,
-    ) -> None:
-        """Write in place the ids of the rows sampled at random, and which of them have no finite best logit."""
+    ) -> Tensor:
+        """Write in place the ids of the rows sampled at random, and which of them have no finite best logit.
+
+        Returns:
+            floor_R1: float32, the least logit after temperature that each row's filters keep.
+        """
         if self._platform.sampler_kernels:
             from beheld.sample import random_kernel
 
             keys_R2 = _to_device(keys_R2, self._device)
             temperature_R1, places_R = random.temperature_R1, random.places_R
-            random_kernel.sample_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, random.filters)
-            return
+            return random_kernel.sample_(
+                ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, random.filters
+            ).unsqueeze(-1)
         broken_R = ~logits_BV[random.places_R].amax(-1).isfinite()
         broken_B[random.places_R] = broken_R
         sample = self._sample_on_cpu if self._platform.synchronous else self._sample_at_once
-        ids_B[random.places_R] = sample(logits_BV, batch, random, keys_R2, broken_B)
+        ids_B[random.places_R], floor_R1 = sample(logits_BV, batch, random, keys_R2, broken_B)
+        return floor_R1
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with all changes that do not depend on temperature."""
@@ -283,41 +329,44 @@ class Sampler:
 
     def _sample_on_cpu(
         self, logits_BV: Tensor, batch: Composition, random: RandomRows, keys_R2: Tensor, nan_B: Tensor
-    ) -> Tensor:
-        """Ids (R), row by row.
+    ) -> tuple[Tensor, Tensor]:
+        """Ids (R) and floors (R, 1), row by row.
 
         Vector instructions may round the ends of an array differently, so that in one array of all rows a row's result
         could depend on its place.
         """
         broken = nan_B.tolist()
-        ids = [
-            0 if broken[b] else self._sample_row(logits_BV[b], batch.states[b].params, keys_R2[r : r + 1])
+        drawn = [
+            (0, -math.inf) if broken[b] else self._sample_row(logits_BV[b], batch.states[b].params, keys_R2[r : r + 1])
             for r, b in enumerate(random.places)
         ]
-        return torch.tensor(ids, dtype=torch.int64)
+        ids, floors = zip(*drawn, strict=True)
+        return torch.tensor(ids, dtype=torch.int64), torch.tensor(floors, dtype=torch.float32).unsqueeze(-1)
 
-    def _sample_row(self, logits_V: Tensor, params: Sampling, key_12: Tensor) -> int:
+    def _sample_row(self, logits_V: Tensor, params: Sampling, key_12: Tensor) -> tuple[int, float]:
         logits_V = logits_V.float() / params.temperature
         floor = floor_of_row(logits_V.numpy(), params)
         top = logits_V.amax()
         if floor == -math.inf:
             weights_V = (logits_V - top).exp_()
-            return int(_argmax(weights_V.div_(self._noise.exponential(key_12)[0])))
+            return int(_argmax(weights_V.div_(self._noise.exponential(key_12)[0]))), floor
         ids_N = torch.from_numpy(np.flatnonzero(logits_V.numpy() >= np.float32(floor)))
         weights_N = (logits_V[ids_N] - top).exp_()
-        return int(ids_N[_argmax(weights_N / self._noise.exponential(key_12, ids_N)[0])])
+        return int(ids_N[_argmax(weights_N / self._noise.exponential(key_12, ids_N)[0])]), floor
 
     def _sample_at_once(
         self, logits_BV: Tensor, batch: Composition, random: RandomRows, keys_R2: Tensor, nan_B: Tensor
-    ) -> Tensor:
-        """Ids (R), all rows at once, without waiting for the device."""
+    ) -> tuple[Tensor, Tensor]:
+        """Ids (R) and floors (R, 1), all rows at once, without waiting for the device."""
         everyone = len(random.places) == len(batch.rows)
         logits_RV = logits_BV if everyone else logits_BV[random.places_R]
         logits_RV = logits_RV.float() / random.temperature_R1
         weights_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).exp_()
+        floor_R1 = torch.full_like(random.temperature_R1, -math.inf)
         if random.filters is not None:
-            weights_RV.masked_fill_(logits_RV < floors(logits_RV, random.filters), 0.0)
-        return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1)
+            floor_R1 = floors(logits_RV, random.filters)
+            weights_RV.masked_fill_(logits_RV < floor_R1, 0.0)
+        return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1), floor_R1
 
 
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from beheld.server.decisions_schema import (
     DecisionChoice,
     DecisionMessage,
     DecisionsRequest,
+    LabelChat,
     Predicate,
     SystemOneQuestion,
     SystemOneRequest,
@@ -34,7 +35,7 @@ from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.options import ServerOptions
 from beheld.server.parts_schema import AudioPart, ImagePart, ImageUrl, MediaUrl, TalkedTextPart, TextPart, VideoPart
-from beheld.server.schema import ChatRequest, Message
+from beheld.server.schema import Message
 from beheld.server.stream import Chunk
 
 _THINKING = "enable_thinking"
@@ -398,7 +399,7 @@ def label_ids(tokenizer: Any, prompt: str, questions: Sequence[LabelQuestion]) -
     return first
 
 
-def shared_chat(ask: AskedQuestions, variables: dict[str, Any] | None) -> ChatRequest:
+def shared_chat(ask: AskedQuestions, variables: dict[str, Any] | None) -> LabelChat:
     """What the chats of all questions have in common: everything but the message and the labels.
 
     Args:
@@ -417,12 +418,10 @@ def shared_chat(ask: AskedQuestions, variables: dict[str, Any] | None) -> ChatRe
         "return_tokens_as_token_ids": True,
     }
     # The request's variables were checked, and the server adds to them.
-    return ChatRequest.model_validate(asked).model_copy(update={"chat_template_kwargs": variables})
+    return LabelChat.model_validate(asked).model_copy(update={"chat_template_kwargs": variables})
 
 
-def chat_of(
-    ask: AskedQuestions, shared: ChatRequest, question: LabelQuestion, labels: Mapping[str, int]
-) -> ChatRequest:
+def chat_of(ask: AskedQuestions, shared: LabelChat, question: LabelQuestion, labels: Mapping[str, int]) -> LabelChat:
     """The chat that asks a question.
 
     Its parts are those of the request, and are not checked again: there may be thousands, for each of many questions.

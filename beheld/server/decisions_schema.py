@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from beheld.core.params import RawParams, SamplingParams
 from beheld.server import limits
 from beheld.server.body_schema import Body, Name, wrong
 from beheld.server.parts_schema import Parts
-from beheld.server.schema import WITHOUT_EFFECT, Variables
+from beheld.server.schema import WITHOUT_EFFECT, ChatRequest, Variables
 from beheld.utils.bounded_json import exceeds
 
 MAX_QUESTIONS = 64
@@ -120,6 +121,12 @@ class DecisionMessage(Body):
 
 
 AnyQuestion = Annotated[Predicate | DecisionChoice | DecisionScore, Field(discriminator="type")]
+
+
+class LabelChat(ChatRequest):
+    """A question as a chat: no body of a route."""
+
+    params_class: ClassVar[type[SamplingParams]] = RawParams
 
 
 class DecisionsRequest(Body):

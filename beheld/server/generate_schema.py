@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from beheld.core.params import RawParams, SamplingParams
 from beheld.core.value_checks import table_of_ids
 from beheld.server import limits
 from beheld.server.body_schema import Body, Ids, Name, Whole, wrong
@@ -78,6 +79,12 @@ class TokensCompletion(CompletionRequest):
 
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: Whole | None = None
+
+
+class ScoredCompletion(CompletionRequest):
+    """What /generative_scoring asks for, as a completion: no body of a route."""
+
+    params_class: ClassVar[type[SamplingParams]] = RawParams
 
 
 class GenerateRequest(Body):

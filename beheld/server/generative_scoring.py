@@ -9,9 +9,8 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server.errors import HttpError
-from beheld.server.generate_schema import GenerativeScoringRequest
+from beheld.server.generate_schema import GenerativeScoringRequest, ScoredCompletion
 from beheld.server.options import ServerOptions
-from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk
 
 
@@ -57,10 +56,10 @@ async def prompts_of(body: GenerativeScoringRequest, llm: AsyncLLM, client: str)
     return [[*item, *query] if body.item_first else [*query, *item] for item in items]
 
 
-def completion_of(body: GenerativeScoringRequest, prompts: list[list[int]]) -> CompletionRequest:
+def completion_of(body: GenerativeScoringRequest, prompts: list[list[int]]) -> ScoredCompletion:
     """The request as one for a token after each prompt, with the log-probabilities of the labels."""
     labels = list(dict.fromkeys(body.label_token_ids))
-    return CompletionRequest.model_construct(
+    return ScoredCompletion.model_construct(
         **{name: getattr(body, name) for name in ("model", "cache_salt", "priority")},
         prompt=prompts,
         max_tokens=1,

@@ -52,7 +52,7 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
         made["extra_args"] = body.vllm_xargs
     if given.get("structured_outputs") is None:
         made["structured_outputs"] = structured(body.response_format, body.structured_outputs)
-    return SamplingParams(**made)
+    return body.params_class(**made)
 
 
 def with_all(body: _Body, vocab_size: int) -> _Body:

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from beheld.core.params import SamplingParams
 from beheld.server import limits
 from beheld.server.body_schema import CACHED, Body, Ids, Name, Number, Stop, TokenId, Whole, wrong
 from beheld.server.parts_schema import Parts, Reasoning
@@ -210,7 +211,13 @@ _GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "gramm
 
 
 class Sampled(SamplingFields):
-    """The common fields of chat and completions."""
+    """The common fields of chat and completions.
+
+    Attributes:
+        params_class: what the request's sampling parameters are made as.
+    """
+
+    params_class: ClassVar[type[SamplingParams]] = SamplingParams
 
     @model_validator(mode="before")
     @classmethod

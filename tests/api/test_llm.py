@@ -118,6 +118,8 @@ def test_engine_args_go_back_into_llm() -> None:
         ("model", 5),
         ("seed", "a"),
         ("max_logprobs", "a"),
+        ("logprobs_mode", "raw"),
+        ("logprobs_mode", None),
         ("mm_encoder_budget", "x"),
         ("mm_processor_cache_gb", -1),
         ("gpu_memory_utilization", "x"),

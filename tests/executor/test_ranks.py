@@ -407,6 +407,25 @@ def test_a_rank_that_cannot_read_a_plan_has_failed() -> None:
     assert not sent
 
 
+@pytest.mark.parametrize("more", [{}, STAGES], ids=["part", "stage"])
+def test_ranks_report_in_the_engines_mode(more: dict[str, Any]) -> None:
+    asked = SamplingParams(
+        temperature=0.7, top_k=3, repetition_penalty=1.2, seed=5, max_tokens=4, logprobs=4, prompt_logprobs=1
+    )
+    mode, prompt, found = {"logprobs_mode": "processed_logits"}, tiny.wrap("llama", "one"), []
+    for llm in (make("llama", cases.ROOMY | mode), start(more=mode | more)):
+        with llm:
+            (output,) = llm.generate(prompt, asked, use_tqdm=False)
+        (answer,) = output.outputs
+        steps = [*(output.prompt_logprobs or ())[1:], *(answer.logprobs or ())]
+        numbers = [entry.logprob for step in steps for entry in step.values()]
+        assert max(numbers) > 0
+        assert min(numbers) == -math.inf
+        found.append((answer.token_ids, [max(number, -99.0) for number in numbers]))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
+
+
 HOSTS: dict[str, Any] = {"distributed_executor_backend": "ray"}
 
 

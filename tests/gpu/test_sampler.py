@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from beheld.core.sampling import Sampling
+from beheld.core.sampling import LogprobsMode, Sampling
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import Sampler, greedy
 
@@ -32,6 +32,13 @@ KINDS = {
         Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logprobs=3),
         Sampling(bad_words_ids=((5, 2, 3), (2, 2)), no_repeat_ngram=3),
         Sampling(no_repeat_ngram=2, max_tokens=40),
+    ],
+    "modes": [
+        Sampling(
+            temperature=temperature, top_k=9, top_p=0.9, seed=5, logit_bias=((5, 3.0),), logprobs=3, logprobs_mode=mode
+        )
+        for mode in LogprobsMode
+        for temperature in (0.0, 0.8)
     ],
 }
 KINDS["mixed"] = [params for kind in list(KINDS.values()) for params in kind]
@@ -104,6 +111,37 @@ def test_a_row_alone_is_drawn_as_among_many_and_as_on_a_cpu(spread: float, dtype
         found[f"{device} {each}"] = ids
     assert len(set(found["cpu 96"])) > 60
     assert {name: ids == found["cpu 96"] for name, ids in found.items()} == dict.fromkeys(found, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("each", [1, 64])
+def test_what_is_reported_of_a_draw_is_what_a_cpu_reports(dtype: torch.dtype, each: int) -> None:
+    """Alone a row has many programs, among many it has one; both say which logits they have kept."""
+    vocab_size, most = 20_011, 64
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 300, "top_p": 0.9}, {"min_p": 0.01}]
+    options = {"logprobs": vocab_size, "logprobs_mode": LogprobsMode.PROCESSED_LOGPROBS}
+    params = [Sampling(temperature=0.8, seed=row, **options, **kinds[row % len(kinds)]) for row in range(most)]
+    logits_BV = (torch.randn(most, vocab_size, generator=torch.Generator().manual_seed(7)) * 2).to(dtype)
+    told: dict[str, list[torch.Tensor]] = {}
+    for device, size in (("cuda", each), ("cpu", most)):
+        sampler = Sampler(most, vocab_size, torch.device(device))
+        for row in range(most):
+            sampler.admit(row, params[row], [7, 8, 9], 3)
+        found = []
+        for first in range(0, most, size):
+            rows = list(range(first, first + size))
+            out = sampler.sample(logits_BV[rows].to(device), rows, [3] * size).to_host()
+            for entry in out.values():
+                columns_V = torch.zeros(vocab_size, dtype=torch.float64)
+                columns_V[list(entry.top_ids)] = torch.tensor(entry.top_logprobs, dtype=torch.float64)
+                assert entry.logprob == pytest.approx(columns_V[entry.token_id].item())
+                assert entry.logprob > -torch.inf
+                assert columns_V.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
+                found.append(columns_V)
+        told[device] = found
+    for ours, theirs in zip(told["cuda"], told["cpu"], strict=True):
+        assert torch.equal(ours == -torch.inf, theirs == -torch.inf)
+        assert torch.allclose(ours.exp(), theirs.exp(), atol=1e-5)
 
 
 def test_results_are_read_while_the_next_step_runs() -> None:

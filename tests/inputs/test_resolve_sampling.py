@@ -10,8 +10,8 @@ import pytest
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import SamplingParams
-from beheld.core.sampling import Sampling
+from beheld.core.params import RawParams, SamplingParams, StepParams
+from beheld.core.sampling import LogprobsMode, Sampling
 from beheld.core.structured_outputs import ReasoningFormat
 from beheld.inputs.sampling.resolve_sampling import habits, recommended
 from tests.inputs import pipes
@@ -142,6 +142,17 @@ def test_extra_args_that_nothing_reads_are_told_once(caplog: pytest.LogCaptureFi
         pipe._sampling.resolve(SamplingParams(extra_args={"ngram_size": 3}), (1,), 0)
     (told,) = (record.getMessage() for record in caplog.records if "extra_args" in record.getMessage())
     assert told.startswith("extra_args ('ngram_size') of a request are not read")
+
+
+def test_what_computes_with_log_probabilities_gets_the_models_own() -> None:
+    pipe = pipes.make(FAMILY, {"logprobs_mode": LogprobsMode.PROCESSED_LOGITS})
+    for made, mode in (
+        (SamplingParams, LogprobsMode.PROCESSED_LOGITS),
+        (RawParams, LogprobsMode.RAW_LOGPROBS),
+        (StepParams, LogprobsMode.RAW_LOGPROBS),
+        (SamplingParams, LogprobsMode.PROCESSED_LOGITS),
+    ):
+        assert pipe._sampling.resolve(made(logprobs=1), (1,), 0).logprobs_mode is mode
 
 
 def test_what_is_not_built_is_refused() -> None:

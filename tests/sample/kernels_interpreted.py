@@ -151,8 +151,12 @@ def test_what_is_drawn_is_what_sorting_gives(kind: str) -> None:
         want_R = (weights_RV / noise.Noise(V, cpu).exponential(keys_R2)).argmax(-1)
         ids_B = torch.full((len(params) + 2,), -7)
         broken_B = torch.ones(len(params) + 2, dtype=torch.bool)
-        random_kernel.sample_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, chosen)
+        floor_R = random_kernel.sample_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, chosen)
         assert ids_B[places_R].tolist() == want_R.tolist()
+        # What is reported of a draw: the same tokens as are drawn from, except where nothing could be drawn anyway.
+        possible_RV = (scaled_RV - scaled_RV.amax(-1, keepdim=True)).exp() > 0
+        assert torch.equal((scaled_RV >= floor_R[:, None]) & possible_RV, weights_RV > 0)
+        assert (floor_R[-2:] == -torch.inf).all()
         assert not broken_B[places_R].any()
         assert (ids_B[[0, -1]] == -7).all()
         assert broken_B[[0, -1]].all()

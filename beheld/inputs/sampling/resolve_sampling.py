@@ -11,9 +11,9 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import SamplingParams, StepParams, snapshot
+from beheld.core.params import RawParams, SamplingParams, StepParams, snapshot
 from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
-from beheld.core.sampling import GREEDY_BELOW, PromptIds, Sampling, ThinkingBudget
+from beheld.core.sampling import GREEDY_BELOW, LogprobsMode, PromptIds, Sampling, ThinkingBudget
 from beheld.core.structured_outputs import Grammar, ReasoningFormat
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
@@ -182,6 +182,7 @@ class SamplingResolver:
             bad_words_ids=bad_words_ids,
             logprobs=len(reported) if reported else self._num_candidates(params.logprobs),
             prompt_logprobs=self._num_candidates(params.prompt_logprobs),
+            logprobs_mode=LogprobsMode.RAW_LOGPROBS if isinstance(params, RawParams) else self._config.logprobs_mode,
             prompt_ids=self._prompt_ids(params, num_prompt),
             logprob_ids=reported,
             grammar=grammar,
