@@ -12,7 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the page docs/models.md")
     form.add_argument("--short", action="store_true", help="print the checkpoints that have short names")
-    form.add_argument("--fits", action="store_true", help="print those that fit this machine, and how")
+    form.add_argument(
+        "--fits",
+        action="store_true",
+        help="print those that fit this machine, and how: rounded at load where they do not fit as they are",
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,6 +57,4 @@ def _print_short(only_fitting: bool) -> None:
             f"  {short.name:24} {each.bytes / 2**30:11.1f}  {how:9}  {takes:19}  {short.good_at:45}  "
             f"{short.licence:27}  {short.repository}"
         )
-    print(
-        "Ask one with `beheld ask -m NAME ...`; where the third column says int8 or int4, add --quantization with it."
-    )
+    print("Ask one with `beheld ask -m NAME ...`; where the third column names a type, add --quantization with it.")

@@ -34,7 +34,7 @@ from beheld.core.value_checks import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
-from beheld.quant.availability import check_at_load
+from beheld.quant.availability import AT_LOAD_METHODS, check_at_load
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger, headline
@@ -571,14 +571,20 @@ def _summary(config: EngineConfig) -> str:
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)
 
 
+def rounds_at_load(quantization: str, platform: Platform, dtype: str) -> bool:
+    """Return whether a device multiplies weights that this value of the option rounds as they are loaded."""
+    return AT_LOAD_METHODS[quantization].missing(platform, dtype) is None
+
+
 def describe(
-    args: EngineArgs, ranks: int | None = None, stages: int = 1
+    args: EngineArgs, ranks: int | None = None, stages: int = 1, *, on_gpu: bool = False
 ) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
     """The decisions for a model and its sizes, without reading its weights.
 
     Args:
         stages: as if the model ran in so many stages; only with `ranks`.
         ranks: as if so many ranks shared the model, whatever this machine has; sizes are those of one of them.
+        on_gpu: weights that are rounded at load have the form of a GPU, whatever this machine has.
 
     Raises:
         ConfigError, ModelError: as `start`.
@@ -594,7 +600,13 @@ def describe(
     kind = executor_of(config)
     if ranks is None:
         check_ranks(args, info, config, hf_config, kind)
-    size = kind.size(hf_config, info, config)
+    rounds = config.quantization is not None and getattr(hf_config, "quantization_config", None) is None
+    sized = config
+    if on_gpu and rounds:
+        from beheld.platform.registry import ACCELERATOR
+
+        sized = replace(config, device=ACCELERATOR)
+    size = kind.size(hf_config, info, sized)
     element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
     sizes = {
         "name": info.name,

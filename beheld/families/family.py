@@ -77,6 +77,7 @@ class ShortName:
         billions: of parameters, towers included.
         good_at: what to choose it for.
         embedding_billions: of parameters in embeddings, where these are a large part of the model.
+        expert_billions: of parameters in experts.
     """
 
     name: str
@@ -86,6 +87,7 @@ class ShortName:
     billions: float
     good_at: str
     embedding_billions: float = 0.0
+    expert_billions: float = 0.0
 
 
 @dataclass(frozen=True)

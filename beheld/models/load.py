@@ -42,6 +42,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# Weights that are rounded on a device are read to it first if they take no more than this share of its memory.
+_WHOLE_SHARE = 0.9
 _GREATEST = 1e18
 # Numbers that are looked at at a time.
 _PIECE = 1 << 18
@@ -318,9 +320,11 @@ def _from_files(
         check_weights(Path(part.path), part.name)
     shortages = out_of_memory.count()
     try:
+        shares = platform_of(config.device).shares_host_memory
+        streamed = not shares and _is_streamed(model_class, hf_config, config)
         options = {
             "dtype": dtype,
-            "device_map": None if platform_of(config.device).shares_host_memory else config.device,
+            "device_map": None if shares or streamed else config.device,
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
@@ -342,7 +346,7 @@ def _from_files(
             own = staged(own, stage)
         loading = method.loading(own, weights or {})
         settled = loading
-        if weights is None and platform_of(config.device).shares_host_memory:
+        if weights is None and (shares or streamed):
             loading = file_types.keeping(loading, file_types.type_by_shape(path, dtype), dtype)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
@@ -353,6 +357,8 @@ def _from_files(
             model.__class__ = settled
         surgery.perform([_settling(method, model_class)])
         file_types.cast(model, dtype)
+        if streamed:
+            model.to(config.device)
     except ModelError:
         raise
     except AbsentPartError as error:
@@ -387,6 +393,29 @@ def _from_files(
     if unused and stage is None and not getattr(hf_config, "shortened", False):
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
+
+
+def _is_streamed(model_class: Any, hf_config: Any, config: EngineConfig) -> bool:
+    """Return whether weights are read to the host's memory, from which each layer goes to the device and is rounded.
+
+    It is so if they are rounded at load, and the device cannot hold them before, or this rank's share of them.
+    """
+    if config.quantization is None:
+        return False
+    with torch.device("meta"):
+        whole = model_class._from_config(hf_config, dtype=getattr(torch, config.dtype))
+    needed = sum(parameter.nbytes for parameter in whole.parameters()) // config.num_ranks
+    free, total = platform_of(config.device).memory()
+    room = int(_WHOLE_SHARE * min(free, config.memory_fraction * total))
+    if needed <= room:
+        return False
+    logger.info(
+        "Unrounded, the weights take %.2f GiB, and the device has room for %.2f: they are read to the host's memory, "
+        "and moved and rounded layer by layer.",
+        needed / 2**30,
+        room / 2**30,
+    )
+    return True
 
 
 def _check_finite(model: Any, name: str) -> None:

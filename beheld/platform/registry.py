@@ -12,6 +12,8 @@ from beheld.platform.platform import Platform
 CPU: Platform = Cpu()
 # In the order in which "auto" tries them.
 _ACCELERATORS: tuple[Platform, ...] = (Cuda(),)
+# The device whose sizes are meant where a machine without one plans for it.
+ACCELERATOR = _ACCELERATORS[0].name
 PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (CPU, *_ACCELERATORS)}
 
 

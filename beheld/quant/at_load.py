@@ -76,11 +76,16 @@ class Rounding(Protocol):
 
 
 class RoundedAtLoad(Unquantized):
-    """See QuantMethod: weights are read as unquantized ones, on a CPU mapped into memory, and rounded afterwards."""
+    """See QuantMethod: weights are read as unquantized ones, on a CPU mapped into memory, and rounded afterwards.
 
-    def __init__(self, rounding: Rounding, dtype: torch.dtype) -> None:
+    Args:
+        dtype: of the activations.
+        device: where layers are rounded; those in the host's memory are moved there one by one. None: where they are.
+    """
+
+    def __init__(self, rounding: Rounding, dtype: torch.dtype, device: str | None = None) -> None:
         self.name = rounding.name
-        self._rounding, self._dtype = rounding, dtype
+        self._rounding, self._dtype, self._device = rounding, dtype, device
 
     def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
         """Return what inputs share a scale, if weights of these sizes are rounded.
@@ -97,7 +102,7 @@ class RoundedAtLoad(Unquantized):
         """Replace layers one by one, so that only few layers' weights are ever held twice."""
         linears = experts = size = 0
         pages = host.FilePages()
-        for parent, name, child, made in self._rounded(model, self._covered(model, text_of(model))):
+        for parent, name, child, made in self._rounded(model, self._covered(model, text_of(model)), pages):
             if isinstance(child, nn.Linear) and made.weight.dtype != self._dtype:
                 # The weight had the type of the checkpoint's file; activations have the model's.
                 made.weight = made.weight.to(self._dtype)
@@ -108,7 +113,7 @@ class RoundedAtLoad(Unquantized):
                 replace(parent, name, made, lambda module: tied_again(model, module))
             else:
                 replace(parent, name, made, lambda module: module.restored())  # type: ignore[operator]
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and self._device is None:
                 pages.read(child.weight.data_ptr(), child.weight.nbytes)
             # The loop's own reference would keep the old weights during the next layer.
             del child, made
@@ -137,11 +142,15 @@ class RoundedAtLoad(Unquantized):
                 left[0],
             )
 
-    def _rounded(self, model: Any, covered: Iterator[_Found]) -> Iterator[tuple[nn.Module, str, nn.Module, Any]]:
+    def _rounded(
+        self, model: Any, covered: Iterator[_Found], pages: host.FilePages
+    ) -> Iterator[tuple[nn.Module, str, nn.Module, Any]]:
         """Yield what is found and what it becomes, in order."""
         head = model.get_output_embeddings()
-        if self._rounding.at_once < 2:
+        if self._rounding.at_once < 2 or self._device is not None:
             for parent, name, child in covered:
+                # By now nothing refers to the layer before, so that the device never holds two as they were.
+                self._move(child, pages)
                 yield parent, name, child, self._whole(child, child is head)
             return
         # Threads that sleep while they wait: on a busy machine OpenMP's would keep the cores from those they wait for.
@@ -162,6 +171,16 @@ class RoundedAtLoad(Unquantized):
             while waiting:
                 done, future = waiting.popleft()
                 yield (*done, future.result())
+
+    def _move(self, module: nn.Module, pages: host.FilePages) -> None:
+        """Move a layer to the device where it is rounded, in the model's type; what is there already stays."""
+        if self._device is None:
+            return
+        file_types.cast(module, self._dtype)
+        read = [(parameter.data_ptr(), parameter.nbytes) for parameter in module.parameters()]
+        module.to(self._device)
+        for each in read:
+            pages.read(*each)
 
     def _whole(self, module: Any, head: bool) -> Any:
         return self._rounding.linear(module, head) if isinstance(module, nn.Linear) else self._rounding.experts(module)

@@ -86,4 +86,4 @@ def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     if platform_of(target.device).shares_host_memory:
         return coded.make_fp8(stated, target)
-    return RoundedAtLoad(Float8Rounding(), target.dtype)
+    return RoundedAtLoad(Float8Rounding(), target.dtype, target.device)

@@ -76,4 +76,5 @@ class Int4Rounding:
 
 def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int4Rounding(not platform_of(target.device).shares_host_memory), target.dtype)
+    on_gpu = not platform_of(target.device).shares_host_memory
+    return RoundedAtLoad(Int4Rounding(on_gpu), target.dtype, target.device if on_gpu else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from beheld.engine.setup import rounds_at_load
 from beheld.families import page, registry
 from beheld.families.family import ShortName
 from beheld.platform.platform import Platform
@@ -15,11 +16,29 @@ from beheld.tools.plan import STEP_BYTES
 _SHARE = 0.9
 # What a step on a CPU takes, and the least cache that is of use.
 _CPU_STEP_BYTES = 1 << 30
-# Option `quantization` -> bytes of a rounded parameter, best first, where the device multiplies numbers of few bits.
-_AT_LOAD = {"int8": 1.06, "int4": 0.6}
-# Billions of parameters that are not rounded (embeddings, towers): at most so many, and this share of a small model.
-# For Qwen2.5-VL of 3B and 7B the result differs by less than a tenth from what the engine counts.
-_MOST_SPARED, _SPARED_SHARE = 1.2, 0.4
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """What the option `quantization` rounds on a device. The result differs from what the engine counts by less than a
+    tenth for Qwen2.5-VL of 3B and 7B, and Qwen3-VL-30B-A3B.
+
+    Attributes:
+        width: bytes of a rounded parameter.
+        most_spared, spared_share: billions of parameters that are not rounded (embeddings, towers, on a GPU also the
+            head): at most so many, and this share of a small model.
+        takes_experts: whether experts are rounded.
+    """
+
+    width: float
+    most_spared: float
+    spared_share: float
+    takes_experts: bool = True
+
+
+# Best first.
+_ON_HOST = {"int8": _Rounding(1.06, 1.2, 0.4), "int4": _Rounding(0.6, 1.2, 0.4)}
+_ON_GPU = {"fp8": _Rounding(1.0, 1.8, 0.25), "int4": _Rounding(0.54, 1.8, 0.25, takes_experts=False)}
 
 
 @dataclass(frozen=True)
@@ -50,26 +69,50 @@ def fits() -> Iterator[Fit]:
     """Yield how each checkpoint runs here, the smallest first."""
     platform, room = machine()
     steps = _CPU_STEP_BYTES if platform.shares_host_memory else STEP_BYTES
-    width = 4.0 if platform.default_dtype("bfloat16")[0] == "float32" else 2.0
+    dtype = platform.default_dtype("bfloat16")[0]
     ways: list[str | None] = [None]
-    if platform.shares_host_memory and platform.no_grouped_products is None:
-        ways += _AT_LOAD
+    if not platform.shares_host_memory:
+        ways += [way for way in _ON_GPU if rounds_at_load(way, platform, dtype)]
+    elif platform.no_grouped_products is None:
+        ways += _ON_HOST
     for short in registry.short_names().values():
-        sizes = [(way, weights_bytes(short.billions, width, way, short.embedding_billions) + steps) for way in ways]
+        sizes = [(way, steps + _bytes(short, dtype, way, not platform.shares_host_memory)) for way in ways]
         way, size = next((each for each in sizes if each[1] <= room), sizes[0])
         yield Fit(short, size, way, size <= room)
 
 
-def weights_bytes(billions: float, width: float, quantization: str | None, embeddings: float = 0.0) -> int:
+def _bytes(short: ShortName, dtype: str, quantization: str | None, on_gpu: bool) -> int:
+    width = 4.0 if dtype == "float32" else 2.0
+    return weights_bytes(
+        short.billions, width, quantization, short.embedding_billions, short.expert_billions, on_gpu=on_gpu
+    )
+
+
+def weights_bytes(
+    billions: float,
+    width: float,
+    quantization: str | None,
+    embeddings: float = 0.0,
+    experts: float = 0.0,
+    *,
+    on_gpu: bool = False,
+) -> int:
     """Return about how many bytes the weights of so many parameters take.
+
+    On a GPU that does not hold them unrounded they never take more while they are loaded, but for a layer.
 
     Args:
         width: bytes of a parameter that is not rounded.
         quantization: how they are rounded as they are loaded; None if they are not.
-        embeddings: billions of them that are known to be of embeddings.
+        embeddings, experts: billions of them that are known to be of embeddings, and of experts.
     """
-    spared = billions if quantization is None else max(embeddings, min(_SPARED_SHARE * billions, _MOST_SPARED))
-    return int(1e9 * (spared * width + (billions - spared) * _AT_LOAD.get(quantization or "", 0.0)))
+    if quantization is None:
+        return int(1e9 * billions * width)
+    rounding = (_ON_GPU if on_gpu else _ON_HOST)[quantization]
+    spared = max(embeddings, min(rounding.spared_share * billions, rounding.most_spared))
+    if not rounding.takes_experts:
+        spared = min(billions, spared + experts)
+    return int(1e9 * (spared * width + (billions - spared) * rounding.width))
 
 
 def best_for(modality: str) -> Fit | None:

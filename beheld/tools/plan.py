@@ -34,7 +34,7 @@ def plan(
     Raises:
         ModelError, MediaError: the model or an item cannot be read.
     """
-    info, config, sizes = describe(args, None if ranks == stages == 1 else ranks, stages)
+    info, config, sizes = describe(args, None if ranks == stages == 1 else ranks, stages, on_gpu=gpu_bytes is not None)
     if gpu_bytes is not None:
         left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - STEP_BYTES
         sizes["gpu_bytes"] = gpu_bytes

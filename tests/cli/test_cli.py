@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from beheld.mote import UNKNOWN
 from beheld.platform import registry as platforms
 from beheld.platform.cuda import Cuda
 from beheld.platform.platform import Needs
-from beheld.tools import doctor
+from beheld.tools import doctor, fits
 from beheld.tools.fits import weights_bytes
 from benchmarks.shapes import checkpoint
 from tests import tiny
@@ -386,6 +387,57 @@ def test_bytes_of_rounded_weights_are_near_the_engines_count(size: str, tmp_path
             counted = weigh(decided.hf_config, decided.info, decided.config)
             estimated = weights_bytes(counted.num_parameters / 1e9, width, quantization)
             assert estimated == pytest.approx(counted.num_bytes, rel=0.1), (dtype, quantization)
+
+
+@pytest.mark.parametrize(("size", "experts"), [("3B", 0.0), ("7B", 0.0), ("30B-A3B", 29.0)])
+def test_bytes_of_weights_rounded_on_a_gpu_are_near_the_engines_count(
+    size: str, experts: float, tmp_path: Path
+) -> None:
+    """The head keeps its type, too; with int4 experts as well."""
+    folder = checkpoint(size, tmp_path)
+    args = EngineArgs(str(folder), device="cpu", dtype="bfloat16", load_format="dummy")
+    decided = resolve_and_decide(args)
+    for quantization in ("fp8", "int4"):
+        config = replace(decided.config, device="cuda", quantization=quantization)
+        counted = weigh(decided.hf_config, decided.info, config)
+        billions = counted.num_parameters / 1e9
+        estimated = weights_bytes(billions, 2.0, quantization, experts=experts, on_gpu=True)
+        assert estimated == pytest.approx(counted.num_bytes, rel=0.1), quantization
+
+
+def test_a_gpu_fits_what_it_can_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7B in bfloat16 do not fit 16 GiB; 32B fit 32 in four bits alone, and what has experts not even so."""
+    from beheld.platform.cuda import Cuda
+
+    monkeypatch.setattr(Cuda, "fp8_products", True)
+    monkeypatch.setattr(Cuda, "no_grouped_products", None)
+    gpu = platforms.platform_of("cuda")
+    monkeypatch.setattr(gpu, "has_triton", True)
+    monkeypatch.setattr(fits, "choose", lambda wanted: gpu)
+
+    def ways(gib: int) -> dict[str, str | None]:
+        monkeypatch.setattr(Cuda, "memory", lambda self: (gib << 30, gib << 30))
+        return {each.short.name: each.quantization for each in fits.fits() if each.fits}
+
+    small, large = ways(16), ways(32)
+    assert (small["qwen2.5-vl-3b"], small["qwen2.5-vl-7b"]) == (None, "fp8")
+    assert (large["qwen2.5-vl-7b"], large["qwen2.5-vl-32b"]) == (None, "int4")
+    assert "qwen3-vl-30b-a3b" not in large
+    assert ways(48)["qwen3-vl-30b-a3b"] == "fp8"
+    # Without Triton and FP8, all have to fit as they are.
+    monkeypatch.setattr(Cuda, "no_grouped_products", "Triton is not installed")
+    monkeypatch.setattr(Cuda, "fp8_products", False)
+    assert set(ways(24).values()) == {None}
+
+
+def test_a_plan_for_gpus_counts_their_form(capsys: Capture) -> None:
+    """With int4 a GPU leaves the head as it is, and experts; a CPU rounds them."""
+    sizes = []
+    for given in ([], ["--gpus", "1x24GiB"]):
+        options = ["--quantization", "int4", "--dtype", "bfloat16", *given]
+        _, text, _ = run(capsys, "plan", tiny.checkpoint("qwen3_vl_moe"), "--json", *options)
+        sizes.append(json.loads(text)["model"]["weights_bytes"])
+    assert sizes[1] > 1.2 * sizes[0]
 
 
 def test_the_embedded_model_names_another_one_where_it_knows_nothing(capsys: Capture, tmp_path: Path) -> None:

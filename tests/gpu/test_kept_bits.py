@@ -14,6 +14,9 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
 from torch import Tensor
 
 from beheld import LLM, SamplingParams
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import resolve_and_decide
+from beheld.models import load
 from beheld.quant.float8_block import BlockFloat8Experts, BlockFloat8Linear, BlockNumbers, rounded_groups
 from beheld.quant.mxfp4_experts import MXFP4Experts, dequantized, repacked
 from tests import tiny
@@ -183,3 +186,42 @@ def test_fp8_at_load_answers_nearly_as_the_weights_do(family: str, eager: bool) 
     rounded = logprobs(path, eager, quantization="fp8")
     # As above; the weights are rounded, too.
     assert 0 < apart(rounded, logprobs(path, eager)) < 0.9
+
+
+@pytest.mark.parametrize("way", ["fp8", "int4"])
+def test_weights_that_are_rounded_from_the_host_take_no_more_than_they_do_then(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that cannot hold them unrounded holds one layer so at a time; the weights are the same."""
+    path = tiny.reshaped("qwen2", tmp_path / "wide", wide)
+    args = EngineArgs(model=str(path), dtype="bfloat16", quantization=way)
+    decided = resolve_and_decide(args)
+    given = (decided.hf_config, decided.info, decided.config)
+    found, most = [], []
+    for streamed in (False, True):
+        monkeypatch.setattr(load, "_is_streamed", lambda *given, streamed=streamed: streamed)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model = load.load_model(*given).target.model
+        most.append(torch.cuda.max_memory_allocated() - before)
+        assert all(parameter.device.type == "cuda" for parameter in (*model.parameters(), *model.buffers()))
+        found.append({name: value.cpu() for name, value in model.state_dict().items()})
+        held = sum(parameter.nbytes for parameter in model.parameters())
+        del model
+    # The second figure holds a layer, and what rounds it in float32.
+    assert most[1] < 1.6 * held < most[0]
+    assert all(
+        torch.equal(value.view(torch.uint8), found[1][name].view(torch.uint8)) for name, value in found[0].items()
+    )
+
+
+def wide(settings: dict[str, Any]) -> dict[str, Any]:
+    count = 16
+    return settings | {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": count,
+        "layer_types": ["full_attention"] * count,
+    }

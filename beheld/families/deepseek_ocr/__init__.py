@@ -16,6 +16,7 @@ FAMILY = Family(
             "MIT",
             3.3,
             "reads pages as Markdown with few tokens",
+            expert_billions=2.4,
         ),
     ),
     tested=(

@@ -40,6 +40,7 @@ FAMILY = Family(
             "Apache-2.0",
             31.1,
             "as qwen3-vl-8b; experts, so it answers fast",
+            expert_billions=29.0,
         ),
     ),
     gguf_projector=GGUFProjector(
