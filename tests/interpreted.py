@@ -6,6 +6,7 @@ is a process that was told, and forks one for each file of tests: a fresh one ta
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -112,6 +113,49 @@ def _remember_types() -> None:
     interpreter._get_np_dtype = known
 
 
+def _remember_shapes() -> None:
+    """Let Triton's interpreter make the parts of a block's type once for each shape, which it makes at every value.
+
+    Nothing changes them once they are made.
+    """
+    from triton.language import core
+
+    make_type, types = core.block_type.__init__, dict[tuple[Any, ...], dict[str, Any]]()
+    make_tensor, tensors = core.tensor.__init__, dict[tuple[int, ...], tuple[Any, Any]]()
+    compare = core.dtype.__eq__
+
+    def of_type(own: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
+        if key not in types:
+            make_type(own, element_ty, shape)
+            types[key] = own.__dict__.copy()
+        own.__dict__.update(types[key])
+
+    def of_tensor(own: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape) if type.is_block() else ()
+        if key not in tensors:
+            make_tensor(own, handle, type)
+            tensors[key] = own.shape, own.numel
+        own.handle, own.type, own.dtype = handle, type, type.scalar
+        own.shape, own.numel = tensors[key]
+
+    core.block_type.__init__ = of_type
+    core.tensor.__init__ = of_tensor
+    core.dtype.__eq__ = lambda own, other: own is other or compare(own, other)
+
+
+def _leave_out_asserts() -> None:
+    """Let Triton's interpreter not compute every integer once more in 64 bits.
+
+    Only assertions would look at it, which are made for debugging alone.
+    """
+    from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    assert not options.debug, "assertions are made"
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
 def _keep_conditions() -> None:
     """Let a scalar condition stay one when it is spread over a block.
 
@@ -139,6 +183,8 @@ def _serve(descriptor: int) -> None:
 
     _patch_once()
     _remember_types()
+    _remember_shapes()
+    _leave_out_asserts()
     _keep_conditions()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
