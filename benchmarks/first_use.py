@@ -1,8 +1,9 @@
 """What the first use of a feature costs in a running engine on a GPU: seconds beyond the same request later.
 
-    python -m benchmarks.first_use [--size 3B] [--only sampled,answers,...]
+    python -m benchmarks.first_use [--size 3B] [--only sampled,answers,...] [--lora]
 
 Each case runs three times on new prompts of one form; the hitch is the first time less the lesser of the two others.
+With --lora the engine has places for adapters, and the first cases are requests with one, whose files are read then.
 Prints one JSON line per case, with the kernels that Triton compiled in its first run (name: how many forms,
 milliseconds), those found in Triton's cache on the disk counted apart. A kernel that a case before it used is not
 compiled again, as in a server.
@@ -21,6 +22,9 @@ from typing import Any
 from benchmarks.gpu import SAMPLED, Bench
 from benchmarks.shapes import SHAPES, prompt
 
+# Places for adapters, and their rank.
+RANK = 16
+ADAPTED = {"enable_lora": True, "max_loras": 4, "max_lora_rank": RANK}
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 
 
@@ -48,8 +52,55 @@ class Compiled:
         return {"compiled": made, "found": found}
 
 
+def write_adapter(config: dict[str, Any], folder: Path) -> Path:
+    """Write an adapter of all attention's and MLPs' products of Qwen's text model, with small random numbers.
+
+    Args:
+        config: the checkpoint's `config.json`, whose text model has `layers`.
+        folder: made if it is not there; returned.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    text = {**config, **config.get("text_config", {})}
+    hidden, units, heads = text["hidden_size"], text["intermediate_size"], text["num_attention_heads"]
+    size = text.get("head_dim") or hidden // heads
+    queries, keys = heads * size, text["num_key_value_heads"] * size
+    shapes = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (units, hidden),
+        "mlp.up_proj": (units, hidden),
+        "mlp.down_proj": (hidden, units),
+    }
+    chance, tensors = torch.Generator().manual_seed(0), {}
+    for layer in range(text["num_hidden_layers"]):
+        for name, (outputs, inputs) in shapes.items():
+            start = f"base_model.model.model.language_model.layers.{layer}.{name}"
+            for matrix, shape in (("lora_A", (RANK, inputs)), ("lora_B", (outputs, RANK))):
+                tensors[f"{start}.{matrix}.weight"] = 0.02 * torch.randn(shape, generator=chance)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    products = [name.rpartition(".")[2] for name in shapes]
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": products}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
 class FirstUse(Bench):
     """A started engine and the features that are used on it."""
+
+    def adapter_cases(self, folder: Path) -> dict[str, Callable[[int], float]]:
+        """As `cases`, for an engine with places for adapters; the adapter is the folder's."""
+        from beheld import LoRARequest
+
+        with_it = {"lora_request": LoRARequest("benchmark", 1, str(folder))}
+        return {
+            "lora": lambda seed: self.run(self.text_prompts(1, 100, seed), 16, asked=with_it),
+            "lora_64": lambda seed: self.run(self.text_prompts(64, 100, seed), 16, asked=with_it),
+        }
 
     def cases(self) -> dict[str, Callable[[int], float]]:
         """Name -> seconds of its run with a seed of new prompts."""
@@ -107,12 +158,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SHAPES), default="3B")
     parser.add_argument("--only", default="")
+    parser.add_argument("--lora", action="store_true", help="an engine with places for adapters, and cases with one")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     arguments = parser.parse_args()
     compiled = Compiled()
-    bench = FirstUse(arguments.size, arguments.folder, max_model_len=16384)
+    options = ADAPTED if arguments.lora else {}
+    bench = FirstUse(arguments.size, arguments.folder, max_model_len=16384, **options)
     print(json.dumps({"size": arguments.size, "start_s": round(bench.start_s, 2), **compiled.take()}), flush=True)
     cases = bench.cases()
+    if arguments.lora:
+        # First, for other cases use a part of the same kernels.
+        config = json.loads((arguments.folder / arguments.size / "config.json").read_text(encoding="utf-8"))
+        cases = bench.adapter_cases(write_adapter(config, arguments.folder / f"{arguments.size}-lora")) | cases
     for number, name in enumerate(arguments.only.split(",") if arguments.only else cases):
         times, heard = [], []
         for turn in range(3):

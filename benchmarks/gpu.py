@@ -80,12 +80,16 @@ class Bench:
         self.llm = made(str(path), load_format="dummy", max_num_seqs=256, seed=0, **options)
         self.import_s, self.start_s = imported - start, time.perf_counter() - imported
 
-    def run(self, prompts: list[Any], new: int, **options: Any) -> float:
-        """Seconds for these prompts, `new` tokens each; greedy unless sampling options say otherwise."""
+    def run(self, prompts: list[Any], new: int, *, asked: dict[str, Any] | None = None, **options: Any) -> float:
+        """Seconds for these prompts, `new` tokens each; greedy unless sampling options say otherwise.
+
+        Args:
+            asked: more of what `generate` takes, as `lora_request`.
+        """
         options = {"temperature": 0, "max_tokens": new, "ignore_eos": True, "detokenize": self._detokenize, **options}
         params = self._params(**options)
         start = time.perf_counter()
-        self.llm.generate(prompts, params, use_tqdm=False)
+        self.llm.generate(prompts, params, use_tqdm=False, **(asked or {}))
         return time.perf_counter() - start
 
     def text_prompts(self, count: int, length: int, seed: int) -> list[Any]:

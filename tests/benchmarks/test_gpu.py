@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beheld import EngineArgs, SamplingParams
+from beheld import LLM, EngineArgs, SamplingParams
 from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from benchmarks import gpu
 from benchmarks.causes import Profiled
+from benchmarks.first_use import ADAPTED, FirstUse, write_adapter
 from benchmarks.shapes import checkpoint, prompt
+from tests import tiny
 from tests.inputs import pipes
 
 
@@ -111,3 +114,29 @@ def test_workloads_ask_for_what_the_page_says(
         first = llm.runs[-2][0]
         assert first == prompts
         assert not any(each in first for run, _ in llm.runs[:-2] for each in run)
+
+
+def test_the_first_use_of_an_adapter_changes_what_is_answered(tmp_path: Path) -> None:
+    """It fits the model, and its requests do use it."""
+    path = tiny.checkpoint("qwen2_5_vl")
+    folder = write_adapter(json.loads((path / "config.json").read_text(encoding="utf-8")), tmp_path / "adapter")
+    seen: list[tuple[str, list[float]]] = []
+
+    class Small(FirstUse):
+        def __init__(self) -> None:
+            self.llm = LLM(str(path), dtype="float32", **ADAPTED)
+
+        def run(self, prompts: list[Any], new: int, *, asked: dict[str, Any] | None = None, **options: Any) -> float:
+            params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
+            for given in ({}, asked or {}):
+                (output,) = self.llm.generate(prompts[:1], params, use_tqdm=False, **given)
+                (logprobs,) = output.outputs[0].logprobs or []
+                seen.append(("with" if given else "without", [each.logprob for each in logprobs.values()]))
+            return 1.0
+
+    bench = Small()
+    with bench.llm:
+        cases = bench.adapter_cases(folder)
+        assert all(case(1000) for case in cases.values())
+    assert [name for name, _ in seen] == ["without", "with"] * len(cases)
+    assert all(plain[1] != changed[1] for plain, changed in zip(seen[::2], seen[1::2], strict=True))
