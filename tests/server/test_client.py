@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from beheld.server.schema import ChatRequest
@@ -43,6 +44,45 @@ GREEDY: dict[str, Any] = {
     "max_completion_tokens": 20,
     "extra_body": {"ignore_eos": True},
 }
+
+
+class City(pydantic.BaseModel):
+    """A small object within another."""
+
+    name: Literal["Oslo", "Rome"]
+    rainy: bool
+
+
+class Trip(pydantic.BaseModel):
+    """An object whose schema has definitions."""
+
+    first: City
+    last: City
+
+
+def test_parse_gives_the_object(client: openai.OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "Where to?"}]
+    options: dict[str, Any] = {"model": "tiny", "temperature": 0}
+    made = (
+        client.chat.completions.parse(messages=asked, response_format=Trip, max_completion_tokens=300, **options)
+        .choices[0]
+        .message
+    )
+    assert isinstance(made.parsed, Trip)
+    assert made.content is not None
+    assert made.parsed == Trip.model_validate_json(made.content)
+    response = client.responses.parse(input="Where to?", text_format=Trip, max_output_tokens=300, **options)
+    assert isinstance(response.output_parsed, Trip)
+    tool: Any = openai.pydantic_function_tool(Trip)
+    (call,) = (
+        client.chat.completions.parse(
+            messages=asked, tools=[tool], tool_choice="required", max_completion_tokens=300, **options
+        )
+        .choices[0]
+        .message.tool_calls
+        or ()
+    )
+    assert isinstance(call.function.parsed_arguments, Trip)
 
 
 def test_the_last_text_of_a_stream_says_why_it_ended(client: openai.OpenAI) -> None:

@@ -33,6 +33,13 @@ class Place(pydantic.BaseModel):
     open: bool
 
 
+class Trip(pydantic.BaseModel):
+    """Go from one place to another."""
+
+    first: Place
+    last: Place
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
     """A server of a text model."""
@@ -63,6 +70,9 @@ def test_langchain(served: Running, expected: str) -> None:
     longer = found.ChatOpenAI(base_url=served.url + "/v1", api_key="EMPTY", model="tiny", max_tokens=200)
     made = longer.with_structured_output(Place, method="json_schema").invoke(PROMPT)
     assert isinstance(made, Place)
+    # The schema of a tool has definitions.
+    (call,) = longer.bind_tools([Trip], tool_choice="Trip").invoke(PROMPT).tool_calls
+    assert Trip(**call["args"])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -76,6 +86,18 @@ def test_llama_index(served: Running, expected: str) -> None:
     assert model.chat(messages).message.content == expected
     assert "".join(part.delta for part in model.stream_chat(messages)) == expected
     assert model.complete(PROMPT).text == expected
+    caller = found.OpenAILike(
+        model="tiny",
+        api_base=served.url + "/v1",
+        api_key="EMPTY",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        max_tokens=200,
+    )
+    tool = imported("llama_index.core.tools").FunctionTool.from_defaults(lambda **_: None, name="go", fn_schema=Trip)
+    answer = caller.chat_with_tools([tool], user_msg=PROMPT, tool_choice="go")
+    (call,) = caller.get_tool_calls_from_response(answer)
+    assert Trip(**call.tool_kwargs)
 
 
 @pytest.mark.filterwarnings("ignore")
