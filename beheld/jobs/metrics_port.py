@@ -24,19 +24,23 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Bytes of a request's line and headers, seconds that one connection has, and connections at a time.
+# Bytes of a request's line and headers, seconds that one connection has and that the job's event loop has for an
+# answer, and connections at a time.
 _MAX_HEAD = 8 << 10
-_CONNECTION_S = 5.0
+_CONNECTION_S, _ANSWER_S = 5.0, 4.0
 _MAX_CONNECTIONS = 16
 
 
 class _OneRequest(H11Protocol):
-    """uvicorn's protocol, with a time limit for all of a connection."""
+    """uvicorn's protocol, with a limit to the number of connections, and a time limit for all of one."""
 
     def connection_made(self, transport: Any) -> None:
-        """As uvicorn's; ends after the time."""
+        """As uvicorn's; ends after the time, or at once."""
         super().connection_made(transport)
-        self.loop.call_later(_CONNECTION_S, transport.abort)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(_CONNECTION_S, transport.abort)
 
 
 class MetricsPort:
@@ -71,7 +75,7 @@ class MetricsPort:
             access_log=False,
             server_header=False,
             timeout_keep_alive=0,
-            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=_MAX_HEAD,
         )
         self._server = uvicorn.Server(config)
@@ -105,5 +109,12 @@ class MetricsPort:
         if job is None:
             return PlainTextResponse("The job is over.\n", 503)
         service, loop = job
-        text = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(service.metrics_text(), loop))
+        asked = service.metrics_text()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                text = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, loop))
+        except (RuntimeError, TimeoutError):
+            # Its event loop has ended, or does nothing for others.
+            asked.close()
+            return PlainTextResponse("The job is over, or busy.\n", 503)
         return Response(text, media_type=Metrics.content_type)

@@ -158,6 +158,7 @@ def row(
         tiling: in place of what is chosen for the shape.
     """
     outputs, inputs = weight_NK.shape
+    assert outputs % OUTPUTS == 0 == inputs % OUTPUTS
     at_a_time, warps = tiling or _tiling(outputs)
     _row[(outputs // OUTPUTS,)](
         x_K.view(torch.int32), x_scale_1, weight_NK.view(torch.int32), scale_N, bias_N, residual_N, y_N, inputs // 4,
