@@ -593,11 +593,12 @@ class AsyncLLM:
             ModelError, CapacityError: it sleeps on.
             EngineDeadError: the engine has died.
         """
-        parts = parts_of(tags)
+        await self._wake(parts_of(tags))
 
+    async def _wake(self, parts: frozenset[EnginePart], *, again: bool = False) -> None:
         def order(number: int) -> WakeUp:
             self._waking.add(number)
-            return WakeUp(number, parts)
+            return WakeUp(number, parts, again)
 
         await self._ask(order)
 
@@ -634,33 +635,33 @@ class AsyncLLM:
     async def reset_weights(self) -> None:
         """Make all weights zero, so that answers are worthless until they are read again: `reload_weights`.
 
+        It happens between two steps; an engine that is paused stays paused.
+
         Raises:
             AsleepError: it sleeps.
             ConfigError: ranks share the model, and could not read them again.
             EngineDeadError: the engine has died.
         """
-        paused = await self.is_paused()
-        if not paused:
-            await self.sleep(0, PauseMode.KEEP)
-        try:
-            await self._ask(lambda number: self._silent(CheckWeights(number, reset=True)))
-        finally:
-            if not paused:
-                await self.wake_up([EnginePart.SCHEDULING])
+        await self._ask(lambda number: self._silent(CheckWeights(number, reset=True)))
 
     async def reload_weights(self) -> None:
-        """Read the weights from their files, as they are now; requests that wait go on from their start.
+        """Read the weights from their files, as they are now; requests go on from their start.
+
+        It happens between two steps, and new requests wait meanwhile. Nothing else changes: an engine that is paused
+        stays paused, and one that sleeps takes the memory of its weights alone, as `wake_up(["weights"])`.
 
         Raises:
             ConfigError: ranks share the model.
             ModelError, CapacityError: they cannot be read; it sleeps until `wake_up` can.
             EngineDeadError: the engine has died.
         """
-        paused = await self.is_paused()
-        await self.sleep(2, PauseMode.KEEP)
-        await self.wake_up()
-        if paused:
-            await self.sleep(0, PauseMode.KEEP)
+        self._outbox.flush()
+        try:
+            await self._wake(frozenset({EnginePart.WEIGHTS}), again=True)
+        finally:
+            if self._lacks >= MEMORY:
+                # They could not be read: it has given back all.
+                self._level = 2
 
     def _silent(self, message: CheckWeights) -> CheckWeights:
         """Note that the engine may say nothing for minutes."""

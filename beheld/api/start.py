@@ -20,7 +20,7 @@ from beheld.engine.process import EngineProcess, OnDecided, Spawned, fork_or_spa
 from beheld.engine.process_group import ProcessGroup
 from beheld.engine.ranks import LAUNCHED
 from beheld.engine.routing import Router
-from beheld.engine.setup import Setup, preload, resolve_and_decide, start
+from beheld.engine.setup import Setup, preload, resolve_and_decide, start, without_unused
 from beheld.engine.shared_engine import SharedEngine
 from beheld.inputs.media.tasks import PROCESSOR_LIBRARIES
 from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
@@ -124,6 +124,7 @@ def start_processes(
             "Start without torchrun, and leave distributed_executor_backend out: the engines are started here.",
             param="data_parallel_size",
         )
+    args = without_unused(args)
     check_in_process(args.logits_processors)
     # Before loading the weights, so that a misspelt option does not cost minutes.
     option_checks.check(args)

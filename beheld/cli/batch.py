@@ -134,10 +134,11 @@ def run(arguments: argparse.Namespace) -> int:
                 print(summary(progress), file=sys.stderr)
             return 0
         with _metrics_port(server, wanted=arguments.enable_metrics) as port:
+            where = serve.place_of(arguments, arguments.model, options)
             with paused_collector():
                 from beheld.api.async_llm import AsyncLLM
 
-                llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments, options), **options)
+                llm = AsyncLLM(arguments.model, engine=where, **options)
             progress, tell = Progress(), _ProgressLine(size)
             try:
                 most = arguments.concurrency or 2 * llm.config.max_num_seqs

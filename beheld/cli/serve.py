@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
         count = _usual_fronts(arguments, options, server)
     several_fronts(count, arguments, server)
     with _ended_by_signal() as leaving:
-        where = place_of(arguments, options, count)
+        where = place_of(arguments, model, options, count)
         if count == 1:
             return _serve(model, options, server, where)
         return _serve_all(model, options, server, count, leaving)
@@ -335,13 +335,15 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
     engine["media_work"] = "process"
 
 
-def place_of(arguments: argparse.Namespace, engine: dict[str, Any], num_fronts: int = 1) -> str:
+def place_of(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any], num_fronts: int = 1) -> str:
     """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores.
 
     With several fronts it is a process. With logits processors it is a thread: functions are not sent to a process.
+    Those of installed packages do not count where the model pools: they are taken out of `engine`, the engine options.
 
     Raises:
         ConfigError: several engines are to run in a thread, or an engine with logits processors in a process.
+        ModelError: there are processors of packages, and no such model.
     """
     several = engine.get("data_parallel_size", 1) > 1
     if several and arguments.engine == "thread":
@@ -350,17 +352,22 @@ def place_of(arguments: argparse.Namespace, engine: dict[str, Any], num_fronts: 
             "Leave --engine out.",
             param="engine",
         )
-    processors = engine.get("logits_processors")
-    if several or num_fronts > 1 or arguments.engine is not None:
-        place = str(arguments.engine or "process")
-    else:
-        place = "process" if has_accelerator(arguments.device) and not processors else "thread"
-    if processors and place == "process":
-        from beheld.core.logits_processors import check_in_process
+    fixed = several or num_fronts > 1 or arguments.engine is not None
+    place = str(arguments.engine or ("process" if fixed or has_accelerator(arguments.device) else "thread"))
+    if place == "thread" or not engine.get("logits_processors"):
+        return place
+    # Before the process starts.
+    from beheld.core.config import EngineArgs
+    from beheld.core.logits_processors import check_in_process
+    from beheld.engine.setup import without_unused
 
-        # Before the process starts.
-        check_in_process(processors)
-    return place
+    engine["logits_processors"] = without_unused(EngineArgs.from_keywords({"model": model, **engine})).logits_processors
+    if not engine["logits_processors"]:
+        del engine["logits_processors"]
+        return place
+    if fixed:
+        check_in_process(engine["logits_processors"])
+    return "thread"
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:

@@ -228,6 +228,24 @@ class EngineCore:
             logger.info("The engine has woken up.")
         self._lacks = left | {EnginePart.SCHEDULING} if left else frozenset()
 
+    def reload_weights(self) -> None:
+        """Read the weights from their files, and lack afterwards what it lacked before, apart from them.
+
+        No step may be in flight. Sequences are computed again from their start. A paused engine stays paused; one that
+        lacked nothing but the weights has woken up.
+
+        Raises:
+            ConfigError: the executor cannot; nothing has changed.
+            ModelError, CapacityError: it sleeps, without any of its memory.
+            EngineDeadError: the engine has stopped.
+        """
+        lacked = self._lacks
+        self.sleep(2)
+        self.executor.wake_up(MEMORY - lacked | {EnginePart.WEIGHTS})
+        left = lacked - {EnginePart.WEIGHTS}
+        self._lacks = frozenset() if lacked & MEMORY and not left & MEMORY else left
+        logger.info("The weights were read again.")
+
     def checksums(self) -> dict[str, str]:
         """See Executor.checksums.
 
@@ -240,7 +258,7 @@ class EngineCore:
         return self.executor.checksums()
 
     def reset_weights(self) -> None:
-        """Make all weights zero, and forget what was computed with them. It must be paused: no step is in flight.
+        """Make all weights zero, and forget what was computed with them. No step may be in flight.
 
         Raises:
             ConfigError: the executor cannot read them again.
@@ -249,9 +267,9 @@ class EngineCore:
         """
         self._check_alive()
         self.check_awake()
-        assert self._lacks, "a step may be in flight"
         self.executor.reset_weights()
         self.scheduler.clear_prefix_cache()
+        self.scheduler.clear_embeddings()
 
     @property
     def alive(self) -> bool:

@@ -262,7 +262,11 @@ class DataParallelEngines:
                 self._router.forget_prefixes()
             self._asleep = _after_sleep(self._asleep, message)
         elif isinstance(message, WakeUp):
+            if message.again:
+                self._router.forget_prefixes()
             self._asleep = _after_waking(self._asleep, message)
+        elif isinstance(message, CheckWeights) and message.reset:
+            self._router.forget_prefixes()
         if isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile | CheckWeights):
             self._calls[message.number] = _Call(set(serving))
         for index in serving:
@@ -518,8 +522,12 @@ def _after_sleep(sent: list[Sleep | WakeUp], message: Sleep) -> list[Sleep | Wak
 
 def _after_waking(sent: list[Sleep | WakeUp], message: WakeUp) -> list[Sleep | WakeUp]:
     """Add a message to wake up to them."""
-    if sent and isinstance(sent[-1], WakeUp):
-        return [*sent[:-1], replace(message, parts=sent[-1].parts | message.parts)]
+    if message.again and not any(isinstance(each, Sleep) and lost_at(each.level) & MEMORY for each in sent):
+        # An engine that starts reads the files as they are.
+        return sent
+    last = sent[-1] if sent else None
+    if isinstance(last, WakeUp) and last.again == message.again:
+        return [*sent[:-1], replace(message, parts=last.parts | message.parts)]
     return [*sent, message] if sent else []
 
 

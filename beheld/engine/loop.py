@@ -113,7 +113,11 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
                 else:
                     if isinstance(message, WakeUp):
                         in_flight = falling.carry_out(in_flight)
-                        falling.call_off()
+                        if not message.again:
+                            falling.call_off()
+                    if _changes_weights(message):
+                        send(Events(tuple(core.settle(in_flight))))
+                        in_flight = None
                     _handle(core, message, send, waiting)
                 message = inbox.poll()
             in_flight = falling.carry_out(in_flight)
@@ -376,6 +380,11 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
         core.scheduler.clear_prefix_cache()
 
 
+def _changes_weights(message: Message) -> bool:
+    """True if no step may be in flight meanwhile: it happens between two steps, whether or not it is paused."""
+    return (isinstance(message, WakeUp) and message.again) or (isinstance(message, CheckWeights) and message.reset)
+
+
 def _add_all(core: EngineCore, requests: list[Request], reply: Callable[[Reply], None]) -> None:
     refused = [event for request in requests if (event := _add(core, request)) is not None]
     if refused:
@@ -413,10 +422,13 @@ def _managed(core: EngineCore, message: ManageLoRA) -> LoRAsManaged:
 
 
 def _woken(core: EngineCore, message: WakeUp) -> Asleep:
-    """Bring parts back."""
+    """Bring parts back, or the weights as their files are now."""
     error: BeheldError | None = None
     try:
-        core.wake_up(message.parts)
+        if message.again:
+            core.reload_weights()
+        else:
+            core.wake_up(message.parts)
     except (UserError, EngineError) as refusal:
         if not core.alive:
             raise

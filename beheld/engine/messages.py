@@ -83,10 +83,14 @@ class Sleep:
 
 @dataclass(frozen=True)
 class WakeUp:
-    """Bring these parts back, see EngineCore.wake_up; the answer is an Asleep with the same number."""
+    """Bring these parts back, see EngineCore.wake_up; the answer is an Asleep with the same number.
+
+    With `again`, read the weights from their files, see EngineCore.reload_weights; `parts` is WEIGHTS then.
+    """
 
     number: int
     parts: frozenset[EnginePart]
+    again: bool = False
 
 
 @dataclass(frozen=True)

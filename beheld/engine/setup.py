@@ -26,7 +26,7 @@ from beheld.core.config import (
 )
 from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
-from beheld.core.logits_processors import of_pooling
+from beheld.core.logits_processors import FromPackage, of_pooling
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.core.sampling import LogprobsMode
@@ -418,6 +418,22 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
             platform.label,
         )
     return wanted
+
+
+def without_unused(args: EngineArgs) -> EngineArgs:
+    """The options without logits processors of installed packages, if the model pools: they have no effect there.
+
+    Only if there are some, the checkpoint's configuration is read, which imports transformers.
+
+    Raises:
+        ConfigError: the model pools, and there are other processors.
+        ModelError: there is no such model, or the engine cannot run it.
+    """
+    given = args.logits_processors or []
+    if not any(isinstance(each, FromPackage) for each in given) or read_info(resolve(args), args).pooler is None:
+        return args
+    of_pooling(given)
+    return replace(args, logits_processors=None)
 
 
 def _processors(args: EngineArgs, info: ModelInfo) -> tuple[Any, ...]:

@@ -87,6 +87,11 @@ class EncoderBudget:
         self._num_held -= self._sizes[digest]
         self._idle[digest] = None
 
+    def drop_idle(self) -> None:
+        """Drop all items that nobody holds."""
+        for digest in list(self._idle):
+            self._drop(digest)
+
     def lose(self, digest: bytes) -> None:
         """The device does not have the item; its holders, if it has any, are removed too."""
         if digest not in self._sizes:

@@ -835,6 +835,17 @@ class Scheduler:
         """Forget every cached prefix; running sequences keep their blocks."""
         self._cache.clear()
 
+    def clear_embeddings(self) -> None:
+        """Drop the embeddings and states of all items; sequences that hold some are computed again from their start.
+
+        No step may be in flight.
+        """
+        assert not self._flights, "a step is in flight"
+        for sequence in reversed(list(self._running)):
+            if sequence.held is not None or sequence.states:
+                self._preempt(sequence)
+        self._encoder.drop_idle()
+
     @property
     def has_work(self) -> bool:
         """True while a sequence waits or runs."""

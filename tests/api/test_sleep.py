@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from beheld.core.errors import AsleepError, CapacityError, ConfigError, EngineEr
 from beheld.core.outputs import RequestOutput
 from beheld.core.sleep import EnginePart
 from beheld.core.structured_outputs import StructuredOutputs
+from beheld.models.adapter import ModelAdapter
 from beheld.runner import sleep as runner_sleep
 from tests import tiny
 from tests.lora import adapters
@@ -379,6 +381,86 @@ def test_requests_wait_for_a_paused_engine_and_are_refused_by_a_sleeping_one() -
             await llm.wake_up(["weights", "kv_cache"])
             assert not await llm.is_sleeping()
             assert (await task).outputs[0].token_ids == wanted
+
+    asyncio.run(run())
+
+
+def test_weights_that_are_read_again_leave_a_trainer_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ModelAdapter] = []
+    make = runner_sleep.make_runner
+
+    def noted(adapter: ModelAdapter, *rest: Any) -> Any:
+        made.append(adapter)
+        return make(adapter, *rest)
+
+    monkeypatch.setattr(runner_sleep, "make_runner", noted)
+
+    async def run() -> None:
+        async with serving("thread") as llm:
+            wanted = (await told(llm, PROMPTS[0])).outputs[0].token_ids
+            await llm.sleep(2)
+            await llm.wake_up(["weights"])
+            await llm.reload_weights()
+            assert not made, "the cache is allocated, although the trainer has not given its memory back"
+            assert await llm.is_sleeping()
+            await llm.wake_up(["kv_cache"])
+            assert len(made) == 1
+            assert (await told(llm, PROMPTS[0])).outputs[0].token_ids == wanted
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_paused_engine_computes_no_step_while_weights_change(engine: str) -> None:
+    async def run() -> None:
+        async with serving(engine) as llm:
+            whole = list((await told(llm, PROMPTS[0], LONG)).outputs[0].token_ids)
+            task = await begun(llm, PROMPTS[0])
+            await llm.pause_generation(mode="keep")
+            steps = (await llm.ping()).steps
+
+            async def busy() -> None:
+                """Other work of the front, which takes its time before it reads what the engine says."""
+                while True:
+                    time.sleep(0.05)
+                    await asyncio.sleep(0)
+
+            working = asyncio.create_task(busy())
+            await llm.reset_weights()
+            await llm.reload_weights()
+            working.cancel()
+            assert (await llm.ping()).steps == steps
+            assert await llm.is_paused()
+            await llm.resume_generation()
+            assert list((await task).outputs[0].token_ids) == whole
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("change", [AsyncLLM.reset_weights, AsyncLLM.reload_weights])
+def test_an_operator_pauses_and_resumes_while_weights_change(change: Any) -> None:
+    async def run() -> None:
+        async with serving("thread") as llm:
+            for paused in (True, False):
+                running = [asyncio.create_task(change(llm)) for _ in range(2)]
+                await asyncio.sleep(0)
+                await (llm.pause_generation() if paused else llm.resume_generation())
+                await asyncio.gather(*running)
+                assert await llm.is_paused() == paused
+            await llm.reload_weights()
+            assert (await told(llm, PROMPTS[0])).finished
+
+    asyncio.run(run())
+
+
+def test_requests_wait_while_weights_are_read_again() -> None:
+    async def run() -> None:
+        async with serving("thread") as llm:
+            wanted = (await told(llm, PROMPTS[0])).outputs[0].token_ids
+            reading = asyncio.create_task(llm.reload_weights())
+            await asyncio.sleep(0)
+            assert (await told(llm, PROMPTS[0])).outputs[0].token_ids == wanted
+            await reading
 
     asyncio.run(run())
 

@@ -39,7 +39,7 @@ def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> 
             apply_file(arguments, path, actions)
         found["model"] = serve.model_of(arguments, actions)
         found["engine"] = engine_options(arguments)
-        found["place"] = serve.place_of(arguments, found["engine"])
+        found["place"] = serve.place_of(arguments, found["model"], found["engine"])
         found["server"] = serve.server_options(arguments, found["model"], found["engine"])
 
     run, serve.run = serve.run, caught  # type: ignore[assignment]

@@ -112,7 +112,7 @@ def options(*words):
     arguments = parser.parse_args(["mote", *words])
     found = engine_options(arguments, answers=True)
     targets = [getattr(each, "target", each) for each in found["logits_processors"]]
-    return serve.place_of(arguments, found), [getattr(each, "__name__", each) for each in targets]
+    return serve.place_of(arguments, "mote", found), [getattr(each, "__name__", each) for each in targets]
 print(options())
 print(options("--logits-processors", "only_plugin:Only"))
 for words in (("--engine", "process"), ("--data-parallel-size", "2")):
@@ -156,9 +156,13 @@ def test_without_packages_nothing_changes() -> None:
     assert with_installed(["a:B"]) == ["a:B"]
 
 
-def test_a_model_that_pools_leaves_it_alone_and_refuses_what_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+NAMED = "beheld.compat.ngram:NGramPerReqLogitsProcessor"
+OF_POOLING = "Pooling models do not support custom logits processors"
+
+
+@pytest.fixture
+def embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model that pools, where such a package is installed."""
     folder = tmp_path / "model"
     folder.mkdir()
     checkpoints.encoder(folder, "BertModel")
@@ -167,7 +171,40 @@ def test_a_model_that_pools_leaves_it_alone_and_refuses_what_is_asked_for(
     package.mkdir()
     monkeypatch.syspath_prepend(str(install(package, "only_plugin:Only", "class Only:\n    pass\n")))
     monkeypatch.delitem(sys.modules, "only_plugin", raising=False)
-    with ScriptLLM(str(folder)) as llm:
+    return str(folder)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_model_that_pools_leaves_it_alone_and_refuses_what_is_asked_for(embedder: str, engines: int) -> None:
+    with ScriptLLM(embedder, data_parallel_size=engines) as llm:
         assert len(llm.embed("a text", use_tqdm=False)) == 1
-    with pytest.raises(ConfigError, match="Pooling models do not support custom logits processors"):
-        ScriptLLM(str(folder), logits_processors=["beheld.compat.ngram:NGramPerReqLogitsProcessor"])
+    with pytest.raises(ConfigError, match=OF_POOLING):
+        ScriptLLM(embedder, data_parallel_size=engines, logits_processors=[NAMED])
+
+
+@pytest.mark.parametrize(
+    ("words", "fronts"),
+    [(["--data-parallel-size", "2"], 1), ([], 2), (["--engine", "process"], 1), (["--device", "gpu"], 1)],
+    ids=["two engines", "two fronts", "process", "gpu"],
+)
+def test_a_server_that_pools_starts_where_it_would_without_the_package(
+    embedder: str, words: list[str], fronts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = words[:1] == ["--device"]
+    monkeypatch.setattr(serve, "has_accelerator", lambda device: gpu)
+    arguments = parsed(*([] if gpu else words))
+    options = engine_options(arguments, answers=True)
+    assert serve.place_of(arguments, embedder, options, fronts) == "process"
+    assert "logits_processors" not in options
+    # A model that generates would answer otherwise without it.
+    options = engine_options(arguments, answers=True)
+    if gpu:
+        assert serve.place_of(arguments, "mote", options, fronts) == "thread"
+    else:
+        with pytest.raises(ConfigError, match="run in the process that takes requests"):
+            serve.place_of(arguments, "mote", options, fronts)
+    assert len(options["logits_processors"]) == 1
+    with pytest.raises(ConfigError, match=OF_POOLING):
+        serve.place_of(
+            arguments, embedder, options | {"logits_processors": [*options["logits_processors"], NAMED]}, fronts
+        )

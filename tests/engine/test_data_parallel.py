@@ -108,7 +108,7 @@ class StubEngine:
             self.lacks = lost_at(message.level)
             self.receive(Asleep(message.number, self.lacks))
         elif isinstance(message, WakeUp):
-            self.lacks = frozenset() if self.wake_error is None else self.lacks
+            self.lacks -= message.parts if self.wake_error is None else frozenset()
             self.receive(Asleep(message.number, self.lacks, self.wake_error))
         elif isinstance(message, ManageLoRA):
             self.receive(LoRAsManaged(message.number, message.lora_int_id == 3, (3, id(self) % 7 + 10)))
@@ -389,6 +389,23 @@ def test_orders_to_sleep_do_not_pile_up() -> None:
         Sleep(58, 2, PauseMode.ABORT),
         WakeUp(59, frozenset({EnginePart.WEIGHTS})),
     ]
+    stubs.front.close()
+
+
+def test_an_engine_that_starts_has_the_weights_that_the_others_read_again() -> None:
+    stubs = Stubs(2)
+    again = WakeUp(2, frozenset({EnginePart.WEIGHTS}), again=True)
+    stubs.front.send(again)
+    stubs.engines[0].die()
+    stubs.settle()
+    # It has read the files as they are.
+    assert stubs.engines[0].messages == []
+    stubs.front.send(Sleep(3, 2, PauseMode.ABORT))
+    for _ in range(9):
+        stubs.front.send(again)
+    stubs.engines[1].die()
+    stubs.settle()
+    assert stubs.engines[1].messages == [Sleep(3, 2, PauseMode.ABORT), again]
     stubs.front.close()
 
 

@@ -19,7 +19,21 @@ from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.engine import loop as loop_of_engine
 from beheld.engine.core import EngineCore
-from beheld.engine.messages import Abort, Asleep, Close, Events, Message, Ping, Pong, Reply, Sleep, Submit, WakeUp
+from beheld.engine.messages import (
+    Abort,
+    Asleep,
+    CheckWeights,
+    Close,
+    Events,
+    Message,
+    Ping,
+    Pong,
+    Reply,
+    Sleep,
+    Submit,
+    WakeUp,
+    WeightsChecked,
+)
 from beheld.engine.thread import EngineThread
 from tests import fakes
 from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info, fake_item, fake_request
@@ -137,6 +151,99 @@ def test_the_device_has_nothing_of_before(loop: Loop) -> None:
     loop.right(second)
     assert loop.executor.num_encoded == 2, "its picture is encoded again"
     assert loop.events["b"][0].num_cached == 0
+
+
+RELOAD = WakeUp(8, frozenset({EnginePart.WEIGHTS}), again=True)
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: "+".join(group.kind for group in groups))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_go_on_after_the_weights_were_read_again(groups: tuple[KVGroup, ...], overlap: bool) -> None:
+    loop = Loop(*groups, overlap=overlap)
+    requests = [fake_request(str(k), range(3, 20 + 7 * k), max_tokens=60) for k in range(5)]
+    loop.send_at(12, RELOAD)
+    loop.thread.send(Submit(tuple(requests)))
+    assert loop.until(Asleep) == Asleep(8, frozenset())
+    for request in requests:
+        loop.right(request)
+    loop.core.scheduler.check()
+    loop.thread.close()
+
+
+def test_a_paused_engine_computes_nothing_when_the_weights_are_read_again(loop: Loop) -> None:
+    request = asked("a")
+    loop.send_at(3, Sleep(0, 0, PauseMode.KEEP))
+    loop.thread.send(Submit((request,)))
+    loop.until(Asleep)
+    steps = loop.core.stats().steps
+    loop.thread.send(RELOAD)
+    assert loop.until(Asleep).lacks == {EnginePart.SCHEDULING}
+    loop.thread.send(Ping(1))
+    loop.until(Pong)
+    assert loop.core.stats().steps == steps
+    loop.wake_up(EnginePart.SCHEDULING)
+    loop.right(request)
+
+
+@pytest.mark.parametrize("back", [(), (EnginePart.WEIGHTS,), (EnginePart.KV_CACHE,)])
+def test_weights_that_are_read_again_bring_no_other_memory(loop: Loop, back: tuple[EnginePart, ...]) -> None:
+    taken: list[set[EnginePart]] = []
+    loop.executor.wake_up = lambda parts: taken.append(set(parts))  # type: ignore[method-assign]
+    loop.sleep(2)
+    for part in back:
+        loop.wake_up(part)
+    loop.thread.send(RELOAD)
+    lacks = loop.until(Asleep).lacks
+    assert taken[-1] == {*back, EnginePart.WEIGHTS}
+    assert lacks == (frozenset() if EnginePart.KV_CACHE in back else {EnginePart.KV_CACHE, EnginePart.SCHEDULING})
+    assert loop.wake_up(EnginePart.KV_CACHE).lacks == frozenset()
+    request = asked("a")
+    loop.thread.send(Submit((request,)))
+    loop.right(request)
+
+
+def test_it_sleeps_where_the_weights_cannot_be_read_again(loop: Loop) -> None:
+    def refused(parts: object) -> None:
+        raise CapacityError("Others have the memory.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.executor, "wake_up", refused)
+        loop.thread.send(RELOAD)
+        told = loop.until(Asleep)
+    assert (told.lacks, type(told.error)) == (ALL, CapacityError)
+    assert loop.wake_up().lacks == frozenset()
+
+
+def test_a_reload_calls_off_no_sleep_that_waits(loop: Loop) -> None:
+    request = asked("a")
+    loop.send_at(3, RELOAD)
+    loop.send_at(2, Sleep(1, 1, PauseMode.WAIT))
+    loop.thread.send(Submit((request,)))
+    assert loop.until(Asleep) == Asleep(8, frozenset())
+    assert loop.until(Asleep) == Asleep(1, ALL)
+    loop.right(request)
+
+
+@pytest.mark.parametrize("groups", [(fakes.FULL,), (fakes.FULL, fakes.CROSS)], ids=["embeddings", "states"])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("step", [0, 1, 2, 8])
+def test_weights_that_were_reset_leave_no_picture(groups: tuple[KVGroup, ...], overlap: bool, step: int) -> None:
+    loop = Loop(*groups, overlap=overlap, max_num_batched_tokens=8)
+    first, second = asked("a"), asked("b")
+    loop.send_at(step, CheckWeights(1, reset=True))
+    loop.thread.send(Submit((first,)))
+    assert loop.until(WeightsChecked).error is None
+    loop.core.scheduler.check()
+    loop.right(first)
+    loop.thread.send(CheckWeights(2, reset=True))
+    loop.until(WeightsChecked)
+    assert loop.core.stats().scheduler.num_embeds == 0
+    before = loop.executor.num_encoded
+    loop.thread.send(Submit((second,)))
+    loop.right(second)
+    assert loop.executor.num_encoded == before + 1, "its picture is encoded again"
+    loop.core.scheduler.check()
+    loop.thread.close()
 
 
 def test_abort_ends_what_runs_and_what_waits(loop: Loop) -> None:
