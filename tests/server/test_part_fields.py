@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from beheld.server import limits
+from beheld.utils import part_fields
 from beheld.utils.part_fields import PartFields
 from tests.server.running import ENGINE, Running, data_url
 
@@ -102,7 +105,80 @@ def test_names_are_found_where_templates_read_them() -> None:
     assert [name for name in ("one", "two", "three", "four") if not fields.reads(name)] == []
     unread = ("five", "on", "six", "", "a b", "x" * 65, "(", "one\n", "content", "image_url", "\u0661")
     assert [name for name in unread if fields.reads(name)] == []
-    # A stranger's template of a megabyte is only searched.
+
+
+def test_names_are_found_across_steps_and_lines() -> None:
+    forms = ("a.{}", "a['{}']", 'a[ "{}" ]', "a.get(\n        '{}'", "'{}' in a", '"{}"\n    not in a')
+    for number, form in enumerate(forms):
+        for before in range(part_fields._LETTERS_A_STEP - 40, part_fields._LETTERS_A_STEP + 2):
+            fields = PartFields(" " * before + form.format(f"name{number}") + " }}")
+            assert fields.reads(f"name{number}"), (form, before)
+            assert not fields.reads(f"name{number}"[:-1])
+
+
+def test_a_long_template_is_searched_once_for_any_number_of_names() -> None:
+    names = [f"a{number:06}" for number in range(100_000)]
+    fields = PartFields("".join(f".{name} " for name in names))
     began = time.monotonic()
-    assert not PartFields("{{ a.one }}" * 100_000 + "['" * 50_000).reads("two")
-    assert time.monotonic() - began < 1.0
+    assert fields.reads(names[0])
+    # A search for each took 20 ms.
+    assert not any(fields.reads(f"b{number}") for number in range(1000))
+    assert time.monotonic() - began < 2.0
+
+
+def longest_wait(work: Callable[[], object]) -> float:
+    """Seconds that another thread had to wait for the interpreter at most, the least of three times."""
+
+    def once() -> float:
+        ended, waits = threading.Event(), [0.0]
+
+        def watch() -> None:
+            last = time.perf_counter()
+            while not ended.wait(0.001):
+                waits.append(time.perf_counter() - last)
+                last = time.perf_counter()
+            waits.append(time.perf_counter() - last)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        work()
+        ended.set()
+        watching.join()
+        return max(waits)
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("text", ["x", "['a' ", ".aaaaaaaa(", "'a'  \n  not "])
+def test_a_search_lets_other_threads_run(text: str) -> None:
+    def work() -> None:
+        assert not PartFields(text * ((8 << 20) // len(text))).reads("two")
+
+    assert longest_wait(work) < 0.08
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_a_template_that_is_not_accepted_is_refused_before_parts_are_read(translator: Running, path: str) -> None:
+    part = {"type": "text", "text": "x", "of_the_client": "y"}
+    body = {"messages": [{"role": "user", "content": [part]}], "chat_template": "{{ messages[0].of_the_client }}"}
+    answer = translator.post(path, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+
+
+def test_a_part_has_few_further_fields(translator: Running) -> None:
+    part = {"type": "text", "text": "x", **{f"of_mine_{number}": 1 for number in range(limits.MAX_PART_FIELDS + 1)}}
+    error = refused(translator, CHAT, part)
+    assert error["param"] == "messages.0.content.0"
+    assert f"at most {limits.MAX_PART_FIELDS} " in error["message"]
+
+
+def test_a_clients_template_has_a_longest_length() -> None:
+    running = Running("qwen2", ENGINE, trust_templates=True)
+    try:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        template = "{{ messages[0].content".ljust(limits.MAX_TEMPLATE_LETTERS - 2) + "}}"
+        assert running.post(CHAT, body | {"chat_template": template}).status_code == 200
+        answer = running.post(CHAT, body | {"chat_template": " " + template})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+    finally:
+        running.close()
