@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from beheld.server import limits
 from beheld.utils import part_fields
 from beheld.utils.part_fields import PartFields
+from tests.interpreter_waits import longest_wait
 from tests.server.running import ENGINE, Running, data_url
 
 CHAT = "/v1/chat/completions"
@@ -24,6 +25,8 @@ TRANSLATOR = (
     "{% if 'urgent' in part %}!{% endif %}: <|vision_start|><|image_pad|><|vision_end|>{%- endif -%}"
     "{%- endfor -%}{%- endfor -%}"
 )
+POOLING = ("/v1/embeddings", "/classify", "/pooling")
+ASKED = {"type": "predicate", "instructions": "Is it so?"}
 CODES = {"source_lang_code": "en", "target_lang_code": "es"}
 
 
@@ -33,6 +36,15 @@ def translator() -> Iterator[Running]:
     yield found
     found.idle()
     found.close()
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[bool, Running]]:
+    """One that pools, and one that does not."""
+    found = {False: Running("qwen2", ENGINE), True: Running("qwen2", ENGINE | {"runner": "pooling"})}
+    yield found
+    for one in found.values():
+        one.close()
 
 
 def prompted(running: Running, *parts: dict[str, Any]) -> str:
@@ -126,29 +138,6 @@ def test_a_long_template_is_searched_once_for_any_number_of_names() -> None:
     assert time.monotonic() - began < 2.0
 
 
-def longest_wait(work: Callable[[], object]) -> float:
-    """Seconds that another thread had to wait for the interpreter at most, the least of three times."""
-
-    def once() -> float:
-        ended, waits = threading.Event(), [0.0]
-
-        def watch() -> None:
-            last = time.perf_counter()
-            while not ended.wait(0.001):
-                waits.append(time.perf_counter() - last)
-                last = time.perf_counter()
-            waits.append(time.perf_counter() - last)
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        work()
-        ended.set()
-        watching.join()
-        return max(waits)
-
-    return min(once() for _ in range(3))
-
-
 @pytest.mark.parametrize("text", ["x", "['a' ", ".aaaaaaaa(", "'a'  \n  not "])
 def test_a_search_lets_other_threads_run(text: str) -> None:
     def work() -> None:
@@ -182,3 +171,32 @@ def test_a_clients_template_has_a_longest_length() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
     finally:
         running.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/decisions", {"input": [{"role": "user", "content": [None]}], "questions": [ASKED]}, "input.0.content.0"),
+        ("/score", {"text_1": {"content": [None]}, "text_2": "x"}, "text_1.content.0"),
+        ("/score", {"text_1": "x", "text_2": [{"content": [None]}]}, "text_2.0.content.0"),
+        ("/rerank", {"query": "x", "documents": [{"content": [None]}]}, "documents.0.content.0"),
+        ("/v2/embed", {"model": "m", "inputs": [{"content": [None]}]}, "inputs.0.content.0"),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": [None]}]}, "messages.0.content.0"),
+        ("/classify", {"messages": [{"role": "user", "content": [None]}]}, "messages.0.content.0"),
+        ("/pooling", {"messages": [{"role": "user", "content": [None]}]}, "messages.0.content.0"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [None]}]}, "input.0.content.0"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [None]}]}, "messages.0.content.0"),
+        ("/v2/chat", {"model": "m", "messages": [{"role": "user", "content": [None]}]}, "messages.0.content.0"),
+    ],
+)
+def test_no_route_drops_a_texts_unknown_field(
+    models: dict[bool, Running], path: str, body: dict[str, Any], param: str
+) -> None:
+    kind = "input_text" if path == "/v1/responses" else "text"
+    part = {"type": kind, "text": "x", "of_nobody": "y"}
+    answer = models[path in POOLING].post_text(path, json.dumps(body).replace("null", json.dumps(part)))
+    error = answer.json().get("error") or answer.json()
+    assert answer.status_code == 400, error
+    assert "of_nobody" in json.dumps(error)
+    if "param" in error:
+        assert error["param"] == f"{param}.of_nobody"
