@@ -28,8 +28,8 @@ MAX_INPUTS = 2048
 MAX_TENSORS = 1 << 17
 # Cells of a table of token ids for positions of a prompt, 4 bytes each: 32 tokens at each of 131,072 positions.
 MAX_TABLE_CELLS = 1 << 22
-# Bytes of one of their log-probabilities, as a number, and in base64 twice.
-SCORE_BYTES = 15
+# Bytes of one of their log-probabilities: the number, and its copy that is sent.
+SCORE_BYTES = 8
 MAX_NAME = 512
 # Fields of messages that nobody knows, and an answer names.
 MAX_NOTES = 64
