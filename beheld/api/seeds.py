@@ -26,7 +26,10 @@ def seed_of(params: SamplingParams | PoolingParams, seed: int, number: int) -> i
 
 
 def answers(first: Request, params: SamplingParams | PoolingParams, seed: int) -> list[Request]:
-    """One request per answer: the same prompt, with a different seed for each but the first."""
+    """One request per answer: the same prompt, with a different seed for each but the first.
+
+    The first alone reports on the prompt: the others find it in the cache, where it has no logits.
+    """
     if not isinstance(params, SamplingParams) or params.n == 1:
         return [first]
     return [_numbered(first, number, seed) for number in range(params.n)]
@@ -35,6 +38,6 @@ def answers(first: Request, params: SamplingParams | PoolingParams, seed: int) -
 def _numbered(request: Request, number: int, seed: int) -> Request:
     params = request.params
     assert isinstance(params, Sampling), "several answers need sampling"
-    return replace(
-        request, id=f"{request.id}#{number}", params=replace(params, seed=mix(seed, number)) if number else params
-    )
+    if number:
+        params = replace(params, seed=mix(seed, number), prompt_logprobs=None, prompt_ids=None)
+    return replace(request, id=f"{request.id}#{number}", params=params)

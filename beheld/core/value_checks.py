@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Longer names are not compared with the known ones.
 _MAX_MISSPELT = 128
+# Cells of a table that are looked at in one step.
+_CELLS_A_STEP = 4096
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
@@ -95,24 +97,28 @@ def table_of_ids(name: str, value: Any) -> np.ndarray:
             param=name,
         )
     if isinstance(value, np.ndarray):
-        low, high = int(value.min()), int(value.max())
-    else:
-        wrong = [token for row in value for token in row if type(token) is not int and not _is_whole(token)]
-        if wrong:
-            raise ParamsError(
-                f"{name} must contain integer token ids, got {wrong[0]!r}.", "-1 fills a row up.", param=name
-            )
-        low, high = min(map(min, filter(None, value))), max(map(max, filter(None, value)))
+        _check_ids(name, int(value.min()), int(value.max()))
+        return np.ascontiguousarray(value, dtype=np.int32)
+    table = np.full(shape, -1, np.int32)
+    for place, row in enumerate(value):
+        # Each of these calls keeps the interpreter lock to its end, and together they may be millions of cells.
+        for start in range(0, len(row), _CELLS_A_STEP):
+            cells = row[start : start + _CELLS_A_STEP]
+            wrong = [token for token in cells if type(token) is not int and not _is_whole(token)]
+            if wrong:
+                raise ParamsError(
+                    f"{name} must contain integer token ids, got {wrong[0]!r}.", "-1 fills a row up.", param=name
+                )
+            _check_ids(name, min(cells), max(cells))
+            table[place, start : start + len(cells)] = cells
+    return table
+
+
+def _check_ids(name: str, low: int, high: int) -> None:
     if low < -1 or high >= 2**31:
         raise ParamsError(
             f"{name} holds out-of-vocab token ids: {low if low < -1 else high}.", "-1 fills a row up.", param=name
         )
-    if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value, dtype=np.int32)
-    table = np.full(shape, -1, np.int32)
-    for place, row in enumerate(value):
-        table[place, : len(row)] = row
-    return table
 
 
 def _is_whole(value: Any) -> bool:

@@ -43,7 +43,7 @@ def message_of(
         fields: what the chat template reads of parts; what it does not is an option of the processor.
 
     Raises:
-        HttpError: a part has a field that is neither, or an option from a client that is not trusted with any.
+        HttpError: a part has a field that is neither, too many of them, or an option from a client that is not trusted.
     """
     # Templates read the content of every message, even of one with only tool calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}
@@ -65,7 +65,15 @@ def message_of(
             continue
         is_text = isinstance(part, TextPart)
         own = () if is_text else AUDIO_IN_VIDEO
-        name = next((name for name in part.model_extra or () if name not in own and not fields.reads(name)), None)
+        extra = part.model_extra or {}
+        if len(extra) > limits.MAX_PART_FIELDS:
+            raise HttpError(
+                400,
+                f"The part has {len(extra)} further fields; at most {limits.MAX_PART_FIELDS} are allowed.",
+                "Leave out those that nothing reads.",
+                param=f"messages.{number}.content.{place}",
+            )
+        name = next((name for name in extra if name not in own and not fields.reads(name)), None)
         if name is not None and (is_text or not options.trust_processor_options):
             trust = "If it is a processor option, the operator may start the server with --trust-request-mm-kwargs."
             raise HttpError(

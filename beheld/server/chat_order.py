@@ -82,10 +82,11 @@ def order_of(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: An
         if shows_marks or (marks is not None and marks.channels is not None)
         else body.skip_special_tokens,
     )
+    # Before anything looks at the client's template, which may not be accepted.
+    shown = template_of(body, options) | {"template_kwargs": variables_of(body, llm.chat_template)}
     messages = turned(body.messages, options, PartFields(body.chat_template, llm.chat_template))
     read_as(messages, body.media_io_kwargs, options)
     begun = _last_words(messages[-1]) if body.echo else ""
-    shown = template_of(body, options) | {"template_kwargs": variables_of(body, llm.chat_template)}
     # Of several answers none has times of its own, and a search has those of its last step.
     tells_times = options.tells_times and (body.n or 1) == 1 and beams is None
     return ChatOrder(messages, shown | {"tools": tools.shown}, params, beams, tools, begun, tells_times)
@@ -150,9 +151,11 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     if isinstance(body, ChatRequest):
         body = allowed_only(body)
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
+    # Before anything looks at the client's template, which may not be accepted.
+    chosen = template_of(body, options)
     messages = turned(body.messages or [], options, PartFields(body.chat_template, own))
     read_as(messages, body.media_io_kwargs, options)
-    return template_of(body, options) | {
+    return chosen | {
         "messages": messages,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
         "template_kwargs": variables_of(body, own),

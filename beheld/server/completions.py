@@ -18,7 +18,7 @@ from beheld.server import limits
 from beheld.server.chat import ChunkHead, prompt_logprobs
 from beheld.server.errors import HttpError
 from beheld.server.generate_schema import TokensCompletion
-from beheld.server.json_pieces import SHORT, LongList
+from beheld.server.json_pieces import SHORT, LongList, LongText
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import answer_bytes, beams_of, check_answers, check_named, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
@@ -41,6 +41,8 @@ Prompt = str | list[int] | Embedded
 Lists = dict[str, list[Any]]
 # Tokens of a shown prompt in one event of a stream, fewer where each has many candidates.
 _SHOWN = 64
+# Of a file in base64, a multiple of three.
+_BYTES_A_PIECE = 3 << 10
 
 
 # Fields that are of no use once the parameters are made.
@@ -336,7 +338,7 @@ async def _chunks(
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
             if output.prompt_token_id_logprobs is not None:
-                scores = _as_file(output.prompt_token_id_logprobs)
+                scores = LongText(partial(_as_file, output.prompt_token_id_logprobs))
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_token_id_logprobs": scores}]}
             if body.prompt_logprobs is not None and output.prompt_entries is not None:
                 entries = LongList(partial(prompt_logprobs, output.prompt_entries))
@@ -389,13 +391,18 @@ async def _chunks(
     yield {**base, "choices": [], "usage": {**totals, "prompt_tokens_details": {"cached_tokens": cached}}}
 
 
-def _as_file(scores: np.ndarray) -> str:
-    """An array as a .npy file, in base64."""
+def _as_file(scores: np.ndarray) -> Iterator[str]:
+    """An array as a .npy file, in base64, in pieces."""
     import numpy as np
 
-    written = io.BytesIO()
-    np.save(written, scores)
-    return base64.b64encode(written.getbuffer()).decode()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(scores))
+    data = scores.reshape(-1).view(np.uint8)
+    # Three bytes make four letters, so only the last piece may end with others.
+    start = -header.tell() % 3
+    yield base64.b64encode(header.getvalue() + data[:start].tobytes()).decode()
+    for place in range(start, len(data), _BYTES_A_PIECE):
+        yield base64.b64encode(data[place : place + _BYTES_A_PIECE].data).decode()
 
 
 def _choice(

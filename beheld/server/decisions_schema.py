@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from beheld.core.params import RawParams, SamplingParams
 from beheld.server import limits
 from beheld.server.body_schema import Body, Name, wrong
-from beheld.server.parts_schema import Parts
+from beheld.server.parts_schema import PlainParts
 from beheld.server.schema import WITHOUT_EFFECT, ChatRequest, Variables
 from beheld.utils.bounded_json import exceeds
 
@@ -117,7 +117,7 @@ class DecisionMessage(Body):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"type": ("message",)}
 
     role: Literal["user"]
-    content: str | Parts
+    content: str | PlainParts
 
 
 AnyQuestion = Annotated[Predicate | DecisionChoice | DecisionScore, Field(discriminator="type")]

@@ -35,7 +35,8 @@ def _as_table(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     a_step = max(1, _CELLS_A_STEP // max(1, width))
     for start in range(0, len(given), a_step):
         try:
-            check(given[start : start + a_step])
+            for cells in range(0, width, _CELLS_A_STEP):
+                check([row[cells : cells + _CELLS_A_STEP] for row in given[start : start + a_step]])
         except ValidationError:
             # Once more from the beginning, so that the error names the row's place in the whole list.
             return check(given)

@@ -1,4 +1,4 @@
-"""JSON that is written in pieces, of lists that exist only while they are written."""
+"""JSON that is written in pieces, of lists and texts that exist only while they are written."""
 
 from __future__ import annotations
 
@@ -35,23 +35,34 @@ class LongList:
         return LongList(before.__iter__, self.__iter__)
 
 
+class LongText:
+    """A text of letters that JSON does not escape, whose pieces exist only while they are written.
+
+    Args:
+        pieces: makes them anew whenever it is called, each in a moment.
+    """
+
+    def __init__(self, pieces: Callable[[], Iterable[str]]) -> None:
+        self.pieces = pieces
+
+
 class LongJson:
-    """A JSON value that may hold long lists.
+    """A JSON value that may hold long lists and texts.
 
     Attributes:
-        lists: these lists, in order.
+        lists: these, in order.
 
     Raises:
         ValueError: a number is not finite.
     """
 
     def __init__(self, value: Any) -> None:
-        self.lists: list[LongList] = []
-        # Takes the place of each list; no client can send this text.
+        self.lists: list[LongList | LongText] = []
+        # Takes the place of each; no client can send this text.
         mark = uuid.uuid4().hex
 
         def set_aside(found: Any) -> str:
-            if not isinstance(found, LongList):
+            if not isinstance(found, LongList | LongText):
                 raise TypeError(f"{type(found).__name__} is not JSON")
             self.lists.append(found)
             return mark
@@ -80,6 +91,11 @@ class LongJson:
         before, *others = self._around
         yield before
         for values, after in zip(self.lists, others, strict=True):
+            if isinstance(values, LongText):
+                yield '"'
+                yield from values.pieces()
+                yield f'"{after}'
+                continue
             comma = "["
             for value in values:
                 yield comma + _encoded(value)

@@ -10,6 +10,8 @@ JSON = JsonBounds()
 MAX_MESSAGES = 4096
 # Limits of one message.
 MAX_PARTS = 4096
+# Fields of a part that nobody but the chat template or the processor may know.
+MAX_PART_FIELDS = 16
 MAX_TOOLS = 128
 # Letters, and values with their keys, of all tools together: templates, answers and grammars write them in single calls
 # of C code.
@@ -26,8 +28,8 @@ MAX_INPUTS = 2048
 MAX_TENSORS = 1 << 17
 # Cells of a table of token ids for positions of a prompt, 4 bytes each: 32 tokens at each of 131,072 positions.
 MAX_TABLE_CELLS = 1 << 22
-# Bytes of one of their log-probabilities, as a number, and in base64 twice.
-SCORE_BYTES = 15
+# Bytes of one of their log-probabilities: the number, and its copy that is sent.
+SCORE_BYTES = 8
 MAX_NAME = 512
 # Fields of messages that nobody knows, and an answer names.
 MAX_NOTES = 64
@@ -45,6 +47,8 @@ MAX_METADATA = 128
 MAX_METADATA_LETTERS = 4096
 # Variables of a chat template.
 MAX_VARIABLES = 128
+# Letters of a chat template in a request, as of one in a checkpoint.
+MAX_TEMPLATE_LETTERS = 1 << 20
 # Candidates of each answered token that the engine allows by default, and the bytes of a request's candidates that are
 # not counted, so that usual requests never keep others out.
 FREE_CANDIDATES = 20

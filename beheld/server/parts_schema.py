@@ -281,9 +281,8 @@ def _typed(given: Any) -> Any:
     return {"type": next(iter(found)), **given} if len(found) == 1 else given
 
 
-Part = Annotated[
-    TalkedTextPart
-    | RefusalPart
+_OtherPart = (
+    RefusalPart
     | ThinkingPart
     | ImagePart
     | NamedImagePart
@@ -299,13 +298,17 @@ Part = Annotated[
     | VideoEmbedsPart
     | PromptEmbedsPart
     | FilePart
-    | InputFilePart,
-    Field(discriminator="type"),
-    BeforeValidator(_typed),
-]
+    | InputFilePart
+)
+
+
+# A part of a conversation, and one of what is asked about or compared, whose texts have nothing for a template.
+Part = Annotated[TalkedTextPart | _OtherPart, Field(discriminator="type"), BeforeValidator(_typed)]
+PlainPart = Annotated[TextPart | _OtherPart, Field(discriminator="type"), BeforeValidator(_typed)]
 
 
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+PlainParts = Annotated[list[PlainPart], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
 # An assistant's earlier reasoning.

@@ -185,11 +185,11 @@ def _prompts(
 ) -> list[Asked]:
     """Return the prompts; `template` is the model's, for conversations."""
     if body.messages is not None:
+        # A vector is made of what is there, and no answer begins. A client's template that is not accepted is not read.
+        chosen = template_of(body, options, adds=False)
         fields = PartFields(body.chat_template, template)
         messages = [message_of(message, number, options, fields) for number, message in enumerate(body.messages)]
         read_as(messages, body.media_io_kwargs, options)
-        # A vector is made of what is there, and no answer begins.
-        chosen = template_of(body, options, adds=False)
         return [Chat(messages, cache_salt=salt, **chosen)]
     given: Any = body.input
     one = isinstance(given, str) or isinstance(given[0], int)

@@ -15,7 +15,7 @@ from pydantic import (
 
 from beheld.server import limits
 from beheld.server.body_schema import Body, Ids, Name, Whole, wrong
-from beheld.server.parts_schema import Parts
+from beheld.server.parts_schema import PlainParts
 from beheld.server.schema import WITHOUT_EFFECT, Messages, Reading, Variables, prompt_form
 
 _ManyTexts = Annotated[list[str], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]
@@ -99,7 +99,7 @@ class PoolingRequest(EmbeddingRequest):
 class ScoredContent(Body):
     """A side of a pair: the parts of a message."""
 
-    content: Annotated[Parts, Field(min_length=1)]
+    content: Annotated[PlainParts, Field(min_length=1)]
 
 
 class ScoredText(Body):

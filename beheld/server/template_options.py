@@ -6,6 +6,7 @@ from typing import Any
 
 from beheld.core.media import AUDIO_IN_VIDEO
 from beheld.core.request import ForeignTemplate
+from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest, TokenizeRequest
@@ -34,6 +35,9 @@ def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict
         )
     if body.chat_template == "":
         raise HttpError(400, "The chat_template is empty.", "Leave it out for the model's own.", param="chat_template")
+    if len(body.chat_template or "") > limits.MAX_TEMPLATE_LETTERS:
+        words = f"The chat_template has more than {limits.MAX_TEMPLATE_LETTERS} letters."
+        raise HttpError(400, words, "Send a shorter one.", param="chat_template")
     check_processor_options(body.mm_processor_kwargs, options)
     going_on = body.continue_final_message is True
     add = body.add_generation_prompt if body.add_generation_prompt is not None else adds and not going_on

@@ -86,6 +86,10 @@ def _path(entry: Any, value: Any) -> list[str | int]:
         if place > 1 and str(loc[place - 2]).startswith(_TAGGED):
             # The tag of a part, which may also be one of its keys.
             continue
+        # So is this, where content is always a list.
+        of_content = place > 1 and loc[place - 2] == "content" and isinstance(loc[place - 1], int)
+        if of_content and isinstance(value, dict) and part == value.get("type", part):
+            continue
         inside = isinstance(value, dict) and isinstance(part, str) and part in value
         if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             path.append(part)

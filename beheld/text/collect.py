@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,11 @@ class Answer:
         self._stop_reason: int | str | None = None
         # What `delta` has returned so far: numbers of characters and tokens, and whether the end.
         self._reported = (0, 0, False)
+
+    @property
+    def begun(self) -> bool:
+        """True once there is a token, or the answer is complete without one."""
+        return bool(self._token_ids) or self.finished
 
     @property
     def finished(self) -> bool:
@@ -281,6 +286,8 @@ class Collector:
         self._prompt_entries: PromptColumnEntries | None = None
         self._prompt_logprobs: Any = None
         self._reported_prompt_logprobs = False
+        # The first answer alone brings it, and others may be ahead of that one.
+        self._awaits_prompt = params.n > 1 and _resolved(self._request).reports_from is not None
         self._num_cached = 0
         self._error: BeheldError | None = None
         # One list for all deltas: copying a long prompt for each token would cost more than the token.
@@ -347,10 +354,16 @@ class Collector:
     def delta(self) -> RequestOutput:
         """The output with only the new parts since the last call, and only of answers that have one.
 
-        `cumulative_logprob` is that of the whole answer. The prompt's log-probabilities come once; its ids are the same
-        list each time.
+        `cumulative_logprob` is that of the whole answer. The prompt's log-probabilities come once, before any
+        answer; its ids are the same list each time.
         """
-        fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
+        answers: Iterable[Answer] = self._answers.values()
+        if self._awaits_prompt:
+            first = self._answers[self._request.id]
+            self._awaits_prompt = self._prompt is None and not first.begun
+            if self._awaits_prompt:
+                answers = ()
+        fresh = [] if self._error is not None else [answer.delta() for answer in answers]
         tells_prompt = not self._reported_prompt_logprobs
         self._reported_prompt_logprobs = self._prompt is not None
         present = [answer for answer in fresh if answer is not None]

@@ -31,11 +31,13 @@ from beheld.core.errors import (
 )
 from beheld.core.outputs import RequestOutput
 from beheld.core.request import Request
+from beheld.core.value_checks import table_of_ids
 from beheld.inputs import request_checks
 from beheld.inputs.pipeline import RequestOrder
 from beheld.inputs.request_checks import NO_PRIORITY
 from beheld.utils import log
 from tests import tiny
+from tests.interpreter_waits import longest_wait
 
 FAMILY = "qwen2_vl"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -548,6 +550,33 @@ def test_a_table_of_named_tokens_may_be_an_array_and_is_checked(llm: LLM) -> Non
         assert refused.value.param == "prompt_logprob_token_ids"
     with pytest.raises(ParamsError, match="requires prompt_logprob_token_ids"):
         SamplingParams(prompt_logprob_start=1)
+
+
+def test_a_large_table_lets_other_threads_run() -> None:
+    rows = [[number % 1000] * 32 for number in range(131_072)]
+    rows[-1] = [7, 2**31 - 1]
+    tables: list[np.ndarray] = []
+    assert longest_wait(lambda: tables.append(table_of_ids("x", rows))) < 0.045
+    assert tables[0].dtype == np.int32
+    assert (tables[0][:-1] == np.arange(131_071)[:, None] % 1000).all()
+    assert tables[0][-1].tolist() == [7, 2**31 - 1] + [-1] * 30
+
+
+@pytest.mark.parametrize("reports", [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[7]] * 69}])
+def test_a_prompt_with_a_report_is_computed_once_for_several_answers(reports: dict[str, Any]) -> None:
+    prompt = {"prompt_token_ids": list(range(5, 75))}
+    options = {"dtype": "float32", "max_model_len": 96, "block_size": 16, "max_num_batched_tokens": 64}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        hits = llm.stats().scheduler.prefix_hits
+        (several,) = llm.generate([prompt], SamplingParams(n=4, max_tokens=3, seed=1, **reports), use_tqdm=False)
+        hits = llm.stats().scheduler.prefix_hits - hits
+        (one,) = llm.generate([prompt], SamplingParams(max_tokens=3, seed=1, **reports), use_tqdm=False)
+    assert [answer.index for answer in several.outputs] == [0, 1, 2, 3]
+    assert several.outputs[0].token_ids == one.outputs[0].token_ids
+    assert several.prompt_logprobs == one.prompt_logprobs
+    assert str(several.prompt_token_id_logprobs) == str(one.prompt_token_id_logprobs)
+    # All whole blocks of the prompt, for three of the four.
+    assert hits == 3 * 64
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

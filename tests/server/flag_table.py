@@ -110,6 +110,7 @@ def fixed_limits() -> str:
         ("JSON: values in lists and objects", f"{limits.JSON.values:,}, or twice the model's length if that is more"),
         ("JSON: digits of a whole number", f"{limits.JSON.digits}"),
         ("messages, parts of each", f"{limits.MAX_MESSAGES}, {limits.MAX_PARTS}"),
+        ("further fields of a part", f"{limits.MAX_PART_FIELDS}"),
         ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
         (
             "tools; letters and values of all of them",
@@ -128,7 +129,10 @@ def fixed_limits() -> str:
             f"{multipart.MAX_PARTS}, {multipart.MAX_HEADER_BYTES} bytes, {multipart.MAX_TEXT_BYTES >> 10} KiB",
         ),
         ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
-        ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
+        (
+            "a request's template: time, its own letters, those that it writes",
+            f"{rendering.MAX_S:g} s, {limits.MAX_TEMPLATE_LETTERS:,}, {rendering.MAX_CHARACTERS:,}",
+        ),
         ("characters of a URL", f"{fetch.MAX_URL:,}"),
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
         ("addresses fetched at a time for one client, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import io
 import json
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from beheld.core.outputs import Logprob
+from beheld.server import completions
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
-from beheld.server.json_pieces import LongJson, LongList
+from beheld.server.json_pieces import LongJson, LongList, LongText
 from beheld.server.options import ServerOptions
 from tests.long import sized
 from tests.server.running import Running, received, watched
@@ -57,6 +62,17 @@ def test_elements_are_made_when_they_are_written() -> None:
     assert made == 0
     next(pieces)
     assert made < 40
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (5, 3), (2000, 32)])
+def test_a_long_array_is_written_in_short_pieces(shape: tuple[int, int]) -> None:
+    scores = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    text = LongText(partial(completions._as_file, scores))
+    pieces = list(LongJson({"a": text, "b": LongList(lambda: [1])}).pieces())
+    file = io.BytesIO()
+    np.save(file, scores)
+    assert json.loads(b"".join(pieces)) == {"a": base64.b64encode(file.getvalue()).decode(), "b": [1]}
+    assert max(map(len, pieces)) < 21 << 10
 
 
 def test_what_is_no_json_is_an_error() -> None:

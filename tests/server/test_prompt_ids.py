@@ -50,6 +50,14 @@ def test_they_are_those_of_the_whole_report(served: Running) -> None:
     assert scores_of(alone)[1:] == pytest.approx(scores)
 
 
+def test_several_answers_have_them_once(served: Running) -> None:
+    table = {NAME: [[12], [13], [14], [15]], "prompt_logprobs": 0}
+    one, several = (served.post(GENERATE, asked(table | {"n": n})).json() for n in (1, 3))
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert scores_of(several) == pytest.approx(scores_of(one))
+    assert several["prompt_logprobs"] == one["prompt_logprobs"]
+
+
 def test_without_them_there_is_no_field(served: Running) -> None:
     assert "prompt_token_id_logprobs" not in served.post(GENERATE, asked({"prompt_logprobs": 0})).json()
 

@@ -14,7 +14,7 @@ from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.core.sampling import Sampling
 from beheld.text.collect import Collector
-from tests.fakes import prompt_columns
+from tests.fakes import fake_logprobs, prompt_columns
 from tests.text import tokenizers_small as small
 
 TOKENIZER = small.byte_level()
@@ -54,6 +54,29 @@ def test_end_of_sequence_is_an_id_without_text() -> None:
     assert (output.prompt, output.prompt_token_ids, output.media) == ("Hello", [1, 2, 3], [RECEIPT])
     assert answer.logprobs is None
     assert answer.cumulative_logprob is None
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_no_answer_comes_before_the_report_on_the_prompt(ends: bool) -> None:
+    """The first answer alone brings it, and others, which find the prompt in the cache, may be ahead."""
+    params = SamplingParams(n=2, prompt_logprobs=0)
+    requests = [Request(f"r-{n}", (1, 2, 3), Sampling(prompt_logprobs=None if n else 0)) for n in range(2)]
+    collected = Collector("r", params, requests, TOKENIZER)
+    collected.push(TokenEvent("r-1", tuple(tokens("two")), None, None))
+    first = collected.delta()
+    assert (first.outputs, first.prompt_logprobs) == ([], None)
+    if ends:
+        # It was aborted before its prompt was computed.
+        collected.push(TokenEvent("r-0", (), FinishReason.ABORT, None))
+    else:
+        report = prompt_columns([fake_logprobs(2), fake_logprobs(3)])
+        collected.push(TokenEvent("r-0", tuple(tokens("one")), None, None, prompt_logprobs=report))
+    second = collected.delta()
+    assert [answer.index for answer in second.outputs] == [0, 1]
+    assert second.outputs[1].text == "two"
+    assert (second.prompt_logprobs is None) == ends
+    collected.push(TokenEvent("r-1", tuple(tokens(" more")), FinishReason.LENGTH, None))
+    assert [answer.text for answer in collected.delta().outputs] == [" more"]
 
 
 def test_an_answer_that_begins_anew_has_nothing_of_the_former_one() -> None:
