@@ -58,10 +58,11 @@ class Plain(Cpu):
 
     def __init__(self) -> None:
         self.num_events = self.num_uploaded = 0
+        self._before = self.reserved_bytes()
 
     def memory(self) -> tuple[int, int]:
-        """As if this process had 16 GiB of its own."""
-        return _MEMORY - self.reserved_bytes(), _MEMORY
+        """As if this process had 16 GiB of its own from now on."""
+        return _MEMORY - max(0, self.reserved_bytes() - self._before), _MEMORY
 
     def unused_bytes(self) -> int:
         """See Platform."""

@@ -437,7 +437,9 @@ def test_engines_with_gpus_get_a_front_each(
 ) -> None:
     seen = []
     monkeypatch.setattr(serve, "has_accelerator", lambda device: accelerated)
-    monkeypatch.setattr(serve, "engine_options", lambda arguments: {k: v for k, v in vars(arguments).items() if v})
+    monkeypatch.setattr(
+        serve, "engine_options", lambda arguments, answers: {k: v for k, v in vars(arguments).items() if v}
+    )
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(1) or 0)
     monkeypatch.setattr(serve, "_serve_all", lambda model, options, server, count, leaving: seen.append(count) or 0)

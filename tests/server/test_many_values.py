@@ -19,6 +19,7 @@ from beheld.server.schema import ChatRequest
 from beheld.structured import compile
 from beheld.structured.compile import MAX_TEXT, grammar_of
 from beheld.utils.bounded_json import exceeds
+from beheld.utils.part_fields import PartFields
 from tests.server.running import SMALL, Running, received, request_bytes, watched
 from tests.server.slowness import best, longest_wait, slowness
 
@@ -152,7 +153,7 @@ def test_136_messages_are_let_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
         return real(*arguments)
 
     monkeypatch.setattr(chat_messages, "message_of", counted)
-    made = chat_messages.turned(given, SMALL)
+    made = chat_messages.turned(given, SMALL, PartFields(None))
     assert len(made) == 6
     assert counts == [6, 5, 4, 3, 2, 1]
     assert not given
