@@ -137,8 +137,8 @@ def _plan(
     chunk_S = (least + tl.arange(0, 16) * tl.cdiv(least, 16)) * TILE
     parts_S = tl.sum(tl.maximum(tl.cdiv(seen_B[None, :], chunk_S[:, None]), 1), 1) - (ROWS - num_rows)
     fits_S = (parts_S <= target_items) & (4 * parts_S >= 3 * target_items)
-    chunk = tl.min(tl.where(fits_S, chunk_S, chunk_S + (1 << 29)), 0)
-    chunk = tl.where(tl.max(fits_S.to(tl.int32), 0) > 0, chunk, least * TILE)
+    chunk = tl.min(tl.where(fits_S, chunk_S, 1 << 30), 0)
+    chunk = tl.where(chunk < (1 << 30), chunk, least * TILE)
     # Parts of one row are equally long, in whole tiles.
     parts_B = tl.minimum(tl.maximum(tl.cdiv(seen_B, chunk), 1), MAX_PARTS)
     chunk_B = tl.cdiv(tl.cdiv(seen_B, parts_B), TILE) * TILE

@@ -292,10 +292,9 @@ def product(
         multiprocessors: of the GPU.
         tiles: None to choose.
     """
-    groups, programs = scale_BG.shape[1], _PROGRAMS_PER_SM * multiprocessors
-    made = _tiles(x_TK.shape[0], weight_NK.shape[0], groups, programs) if tiles is None else tiles
     given = x_TK, x_scale_GT, weight_NK, scale_BG, bias_N, y_TN
-    _launch(given, groups, outputs_per_scale, x_scale_GT.stride(0), made)
+    programs = _PROGRAMS_PER_SM * multiprocessors
+    _launch(given, scale_BG.shape[1], outputs_per_scale, x_scale_GT.stride(0), programs, tiles)
 
 
 def product_by_output(
@@ -306,19 +305,16 @@ def product_by_output(
     bias_N: Tensor | None,
     y_TN: Tensor,
     multiprocessors: int,
-    tiles: Tiles | None = None,
 ) -> None:
     """Fill `y_TN` with x W^T + bias, with a scale for each row and each output; inputs are a multiple of 32.
 
     Args:
         x_TK, x_scale_T: see float8.rounded_rows; contiguous.
-        multiprocessors, tiles: as of `product`.
+        multiprocessors: of the GPU.
     """
     size = next(size for size in (128, 64, 32) if x_TK.shape[1] % size == 0)
-    groups = x_TK.shape[1] // size
-    programs = _PROGRAMS_PER_SM_BY_OUTPUT * multiprocessors
-    made = _tiles(x_TK.shape[0], weight_NK.shape[0], groups, programs) if tiles is None else tiles
-    _launch((x_TK, x_scale_T, weight_NK, scale_N, bias_N, y_TN), groups, 0, 0, made)
+    given = x_TK, x_scale_T, weight_NK, scale_N, bias_N, y_TN
+    _launch(given, x_TK.shape[1] // size, 0, 0, _PROGRAMS_PER_SM_BY_OUTPUT * multiprocessors, None)
 
 
 def _launch(
@@ -326,13 +322,15 @@ def _launch(
     groups: int,
     outputs_per_scale: int,
     scale_rows: int,
-    made: Tiles,
+    programs: int,
+    tiles: Tiles | None,
 ) -> None:
     x_TK, x_scale, weight_NK, scale, bias_N, y_TN = given
     (rows, inputs), outputs = x_TK.shape, weight_NK.shape[0]
     if not rows:
         return
     size = inputs // groups
+    made = _tiles(rows, outputs, groups, programs) if tiles is None else tiles
     per_part = triton.cdiv(groups, made.parts)
     parts = triton.cdiv(groups, per_part)
     out = y_TN if parts == 1 else y_TN.new_empty((parts, rows, outputs), dtype=scale.dtype)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
-from beheld.quant.lanes_kernel import LANE, RowTiling, four
+from beheld.quant.lanes_kernel import LANE, RowTiling, four, store_outputs
 
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
@@ -130,12 +130,7 @@ def _row(
     for half in tl.static_range(2):
         y_M = two_M if half else one_M
         y_8 = tl.sum(tl.sum(tl.reshape(y_M, [A, 8, 4]), 2), 0) * (x_scale * tl.load(scale_ptr + n_8 + 8 * half))
-        if bias_ptr is not None:
-            y_8 += tl.load(bias_ptr + n_8 + 8 * half).to(tl.float32)
-        y_8 = y_8.to(y_ptr.dtype.element_ty)
-        if residual_ptr is not None:
-            y_8 = y_8.to(tl.float32) + tl.load(residual_ptr + n_8 + 8 * half).to(tl.float32)
-        tl.store(y_ptr + n_8 + 8 * half, y_8.to(y_ptr.dtype.element_ty))
+        store_outputs(y_8, n_8 + 8 * half, bias_ptr, residual_ptr, y_ptr)
 
 
 def row(
@@ -148,18 +143,16 @@ def row(
     y_N: Tensor,
     *,
     early: bool,
-    tiling: RowTiling | None = None,
 ) -> None:
     """Fill `y_N` with x W^T + bias (+ residual); all contiguous, N and K multiples of 16.
 
     Args:
         x_K, x_scale_1: FP8, and float32; see float8.rounded_rows.
         early: start before the previous kernel ends; only if the hardware can.
-        tiling: in place of what is chosen for the shape.
     """
     outputs, inputs = weight_NK.shape
     assert outputs % OUTPUTS == 0 == inputs % OUTPUTS
-    at_a_time, warps = tiling or _tiling(outputs)
+    at_a_time, warps = _tiling(outputs)
     _row[(outputs // OUTPUTS,)](
         x_K.view(torch.int32), x_scale_1, weight_NK.view(torch.int32), scale_N, bias_N, residual_N, y_N, inputs // 4,
         at_a_time, _ASSEMBLY, early,
@@ -169,4 +162,5 @@ def row(
 
 def _tiling(outputs: int) -> RowTiling:
     """Return how so many outputs are computed."""
-    return RowTiling(4, 4) if outputs >= _MANY_OUTPUTS else RowTiling(16, 16)
+    # Measured on an H200 at the sizes of a 7B model's layers: docs/experiments/2026-11.md.
+    return RowTiling(8, 8) if outputs >= _MANY_OUTPUTS else RowTiling(16, 16)

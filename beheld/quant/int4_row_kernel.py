@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
-from beheld.quant.lanes_kernel import LANE, RowTiling, four
+from beheld.quant.lanes_kernel import LANE, RowTiling, four, store_outputs
 
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
@@ -246,12 +246,7 @@ def _row(
     for half in tl.static_range(2):
         y_M = acc_two_M if half else acc_one_M
         y_8 = tl.sum(tl.sum(tl.reshape(y_M, [A, 8, 4]), 2), 0) * share
-        if bias_ptr is not None:
-            y_8 += tl.load(bias_ptr + n_8 + 8 * half).to(tl.float32)
-        y_8 = y_8.to(y_ptr.dtype.element_ty)
-        if residual_ptr is not None:
-            y_8 = y_8.to(tl.float32) + tl.load(residual_ptr + n_8 + 8 * half).to(tl.float32)
-        tl.store(y_ptr + n_8 + 8 * half, y_8.to(y_ptr.dtype.element_ty))
+        store_outputs(y_8, n_8 + 8 * half, bias_ptr, residual_ptr, y_ptr)
 
 
 def row(

@@ -33,3 +33,14 @@ def four(word_M4):
     first_M, third_M = tl.split(even_M2)
     second_M, fourth_M = tl.split(odd_M2)
     return first_M, second_M, third_M, fourth_M
+
+
+@triton.jit
+def store_outputs(y_N, n_N, bias_ptr, residual_ptr, y_ptr):
+    """Store outputs `n_N` of a row, with bias and residual where they are given; the residual after rounding."""
+    if bias_ptr is not None:
+        y_N += tl.load(bias_ptr + n_N).to(tl.float32)
+    y_N = y_N.to(y_ptr.dtype.element_ty)
+    if residual_ptr is not None:
+        y_N = y_N.to(tl.float32) + tl.load(residual_ptr + n_N).to(tl.float32)
+    tl.store(y_ptr + n_N, y_N.to(y_ptr.dtype.element_ty))

@@ -44,7 +44,7 @@ JOIN = {"HEADS": 20, "RANK": 512, "WIDTH": 128, "MAX_PARTS": 128, "AT_ONCE": 8}
 CONVOLVED = {"CHANNELS": 8192, "LENGTH": 4, "BLOCK_SIZE": 16, "HAS_BIAS": False, "WIDTH": 256, "PLACES": 4}
 DELTA = {"HEADS": 32, "SHARE": 2, "KEY": 128, "VALUE": 128, "SCALE": 0.1, "EPS": 1e-6, "BLOCK_SIZE": 16}
 DELTA |= {"KEYS": 128, "VALUES": 32}
-FLOAT8 = {"A": 4, "ASSEMBLY": True}
+FLOAT8 = {"A": 8, "ASSEMBLY": True}
 LANES = {"A": 1024, "B": 512}
 PACKED = {"C": 4, "R": 4, "ASSEMBLY": True}
 TYPES = {
@@ -193,7 +193,7 @@ def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) ->
         (mxfp4_row_kernel._row, {**PACKED, "C": 1, "SUMMED": False}, 32 * PACKED["R"], 1),
         (mxfp4_row_kernel._row, {**PACKED, "C": 4, "SUMMED": True}, 128 * PACKED["R"], 16),
         (mxfp4_row_kernel._row, {**PACKED, "C": 8, "SUMMED": True}, 256 * PACKED["R"], 16),
-        (float8_row_kernel._row, FLOAT8, 128, 4),
+        (float8_row_kernel._row, FLOAT8, 256, 8),
         (float8_row_kernel._row, {**FLOAT8, "A": 16}, 512, 16),
     ],
     ids=["a choice of MXFP4", "four choices", "eight choices", "FP8", "few outputs of FP8"],
