@@ -21,7 +21,7 @@ from beheld.core.errors import BeheldError
 from beheld.core.media import MediaItem
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.core.request import LoRARequest
-from beheld.core.sampling import PromptIds, Sampling
+from beheld.core.sampling import LogprobsMode, PromptIds, Sampling
 from beheld.wire.codec import Codec
 
 
@@ -202,7 +202,7 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
-        *(Sampling, PromptIds, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
+        *(Sampling, LogprobsMode, PromptIds, pooling_params.Pooling, pooling_params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
         *(AskChecksums, Checksums, AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )

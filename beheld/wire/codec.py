@@ -112,7 +112,10 @@ class Codec:
         names = self._fields.get(type(value))
         if names is not None:
             return {"class": [type(value).__name__, self._all_plain([getattr(value, name) for name in names], buffers)]}
-        if isinstance(value, StrEnum) and type(value).__name__ in self._classes:
+        if isinstance(value, StrEnum):
+            if type(value).__name__ not in self._classes:
+                # As a text it would arrive without its methods.
+                raise ConfigError(f"A {type(value).__name__} cannot leave the process; its class is not in the codec.")
             return {"enum": [type(value).__name__, str(value)]}
         if value is None or isinstance(value, bool | int | float | str):
             return value

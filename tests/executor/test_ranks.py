@@ -26,7 +26,7 @@ from beheld.cluster import remote
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
-from beheld.core.sampling import PromptIds, Sampling
+from beheld.core.sampling import LogprobsMode, PromptIds, Sampling
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import hangs, multi, ray, watchdog
 from beheld.executor import rank as rank_module
@@ -810,3 +810,15 @@ def test_the_meeting_point_of_hosts_listens_on_the_loopback_interface_alone(monk
     assert meeting.part("stage-0").store(2).get("key") == b"value"
     placed.ended()
     assert not led
+
+
+def test_a_rank_gets_the_configuration_of_the_first() -> None:
+    """Numbers, texts and enumerations: what a GPU's memory profile asks of `logprobs_mode` is a method."""
+    config = pipes.config(pipes.info("llama"), logprobs_mode=LogprobsMode.PROCESSED_LOGITS)
+    got = CODEC.decode(b"".join(CODEC.encode(config)))
+    assert got == config
+    assert {f.name: type(getattr(got, f.name)) for f in dataclasses.fields(got)} == {
+        f.name: type(getattr(config, f.name)) for f in dataclasses.fields(config)
+    }
+    asked = Sampling(prompt_logprobs=2, logprobs_mode=LogprobsMode.RAW_LOGITS)
+    assert CODEC.decode(b"".join(CODEC.encode(asked))).logprobs_mode is LogprobsMode.RAW_LOGITS

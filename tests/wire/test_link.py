@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 
 import numpy as np
 import pytest
@@ -274,3 +275,15 @@ def test_what_is_wrong_with_a_kept_frame_costs_that_frame_alone(
     assert np.array_equal(link.receive(), row)
     for bad in (memory, reading, writing, file):
         os.close(bad)
+
+
+class _Colour(StrEnum):
+    RED = "red"
+
+
+def test_enumerations_arrive_as_themselves_or_not_at_all() -> None:
+    """A text in place of one has none of its methods, which its receiver finds only when it asks for them."""
+    codec = Codec((_Colour,))
+    assert type(codec.decode(b"".join(codec.encode([_Colour.RED])))[0]) is _Colour
+    with pytest.raises(ConfigError, match="_Colour cannot leave"):
+        CODEC.encode([_Colour.RED])
