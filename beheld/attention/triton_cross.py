@@ -164,8 +164,10 @@ def _cross(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + place * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            joined_RC = join(acc_ptr, sums_ptr, place, parts, head, KV_HEADS, ROWS, SIZE, ROWS, WIDTH, JOINED)
-            tl.store(out_RC, joined_RC, mask=inside_RC)
+            _, total_R, joined_RC = join(
+                acc_ptr, sums_ptr, place, 1, parts, head, KV_HEADS, ROWS, SIZE, ROWS, WIDTH, JOINED
+            )
+            tl.store(out_RC, joined_RC / total_R[:, None], mask=inside_RC)
             tl.store(counter_ptr, 0)
 
 

@@ -11,6 +11,7 @@ so that one CUDA graph of the launches serves any lengths:
     sequence 2   |new                        (item 4)     and writes them to the cache: no store kernel runs before
 
 Parts of one sequence leave their sums in a workspace, and the last part to finish joins them: one launch per layer.
+Where a sequence has many parts, the last of each few neighbours joins these, and the last of all what was joined.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +25,18 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, asked, capped, join, products, stored, sunk, unit, widened
+from beheld.attention.triton_math import (
+    accumulate,
+    asked,
+    blocks_of,
+    capped,
+    join,
+    products,
+    stored,
+    sunk,
+    unit,
+    widened,
+)
 from beheld.attention.triton_shared import (
     MAX_ROWS,
     MIN_PART,
@@ -37,18 +49,23 @@ from beheld.attention.triton_shared import (
 from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
-# first line in the workspace. Eight numbers fill one memory sector.
+# first line in the workspace, how many parts are joined together. Eight numbers fill one memory sector.
 _FIELDS = 8
 # Positions, of which parts are multiples. A shorter part than the second costs more to join than it saves in reading;
 # with few sequences the device has idle programs to spare.
 _TILE = 64
 _MIN_CHUNK = 128
 _FEW = 4
-# One program joins all parts of a row, which takes longer the more there are.
-_MAX_PARTS = 32
+# So many parts of a row one program joins, and more are joined in two rounds.
+_AT_ONCE = 16
+_MAX_PARTS = 256
+# A row that shares a prefix has all its parts joined at once, and no more of its own.
+_MAX_OWN_PARTS = 32
 # Parts that are joined at a time, limited by registers.
 _JOINED = 4
 _NO_WINDOW = 1 << 30
+# Pipeline stages where block numbers are loaded a tile ahead. More hold a second tile, which pays for no length.
+_STAGES_AHEAD = 2
 
 
 @dataclass(eq=False)
@@ -72,7 +89,8 @@ class DecodePlan:
     Attributes:
         items_W8: the work items, int32; made on the device.
         num_lines: lines of the workspace, one for each part. Without shared prefixes item i has line i.
-        arrived_BK: the number of finished parts, zero between launches.
+        arrived_BK: the number of finished parts, zero between launches, or of what was joined of them.
+        joined_LK: for the first line of parts that are joined together, how many of them are finished.
         acc_WHC, sums_WH2: workspace for the parts' results, made by the first layer, which knows its shape.
         shared: what sequences share in this step; None if it is not asked for.
         lines_B2: a row's first line and its number of parts, for a kernel that joins them; None unless asked for.
@@ -85,6 +103,7 @@ class DecodePlan:
     items_W8: Tensor
     num_lines: int
     arrived_BK: Tensor
+    joined_LK: Tensor
     crowded: bool
     shared: SharedPlan | None = None
     lines_B2: Tensor | None = None
@@ -92,10 +111,29 @@ class DecodePlan:
     settled: bool = False
 
 
+@triton.jit
+def _write(items_ptr, row, part, there, item, first, chunk, stop, before, parts, line, together):
+    """Write the fields of items, of parts of a row or of rows."""
+    at = items_ptr + (item + part) * 8
+    tl.store(at + 0, row, mask=there)
+    tl.store(at + 1, first + part * chunk, mask=there)
+    tl.store(at + 2, tl.minimum(first + (part + 1) * chunk, stop), mask=there)
+    tl.store(at + 3, before + part, mask=there)
+    tl.store(at + 4, parts, mask=there)
+    tl.store(at + 5, line, mask=there)
+    tl.store(at + 6, together, mask=there)
+
+
+@triton.jit
+def _of(numbers_B, own_B):
+    """Return one row's number."""
+    return tl.sum(tl.where(own_B, numbers_B, 0), 0)
+
+
 @triton.jit(
     do_not_specialize=[
         *("num_rows", "num_items", "num_counters", "target_items", "window", "span", "min_chunk"),
-        *("max_shared_parts", "min_shared_part"),
+        *("max_shared_parts", "min_shared_part", "at_once"),
     ]
 )
 def _plan(
@@ -113,6 +151,7 @@ def _plan(
     min_chunk,
     max_shared_parts,
     min_shared_part,
+    at_once,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
     COUNTERS: tl.constexpr,
@@ -153,15 +192,44 @@ def _plan(
     if lines_ptr is not None:
         tl.store(lines_ptr + row_B * 2, line_B, mask=inside_B)
         tl.store(lines_ptr + row_B * 2 + 1, all_B, mask=inside_B)
-    for part in range(tl.max(parts_B, 0)):
-        at_B = items_ptr + (item_B + part) * 8
-        here_B = part < parts_B
-        tl.store(at_B + 0, row_B, mask=here_B)
-        tl.store(at_B + 1, first_B + part * chunk_B, mask=here_B)
-        tl.store(at_B + 2, tl.minimum(first_B + (part + 1) * chunk_B, stop_B), mask=here_B)
-        tl.store(at_B + 3, before_B + part, mask=here_B)
-        tl.store(at_B + 4, all_B, mask=here_B)
-        tl.store(at_B + 5, line_B, mask=here_B)
+    # About as many lots as parts in a lot; each number is a multiple of those that are loaded at a time.
+    root_B = tl.ceil(tl.sqrt(all_B.to(tl.float32))).to(tl.int32)
+    together_B = tl.where(all_B > at_once, tl.maximum(tl.cdiv(root_B, 4) * 4, 8), all_B)
+    most = tl.max(parts_B, 0)
+    if num_rows < most:
+        part_W = tl.arange(0, ITEMS)
+        for row in range(num_rows):
+            own_B = row_B == row
+            _write(
+                items_ptr,
+                row,
+                part_W,
+                part_W < _of(parts_B, own_B),
+                _of(item_B, own_B),
+                _of(first_B, own_B),
+                _of(chunk_B, own_B),
+                _of(stop_B, own_B),
+                _of(before_B, own_B),
+                _of(all_B, own_B),
+                _of(line_B, own_B),
+                _of(together_B, own_B),
+            )
+    else:
+        for part in range(most):
+            _write(
+                items_ptr,
+                row_B,
+                part,
+                part < parts_B,
+                item_B,
+                first_B,
+                chunk_B,
+                stop_B,
+                before_B,
+                all_B,
+                line_B,
+                together_B,
+            )
     spare_W = tl.arange(0, ITEMS)
     tl.store(
         items_ptr + spare_W * 8 + 4,
@@ -177,7 +245,7 @@ def _tile(
     q_ptr,
     keys_ptr,
     values_ptr,
-    table_ptr,
+    block_N,
     position,
     stop,
     head,
@@ -189,12 +257,14 @@ def _tile(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """Return keys (N, C) and values of positions from `position` to `stop`, zeros after it; see `widened`."""
+    """Return keys (N, C) and values of positions from `position` to `stop`, zeros after it; see `widened`.
+
+    block_N: the positions' blocks; see `blocks_of`.
+    """
     c_C = tl.arange(0, WIDTH)
     d_C = tl.arange(0, V_WIDTH)
     position_N = position + tl.arange(0, TILE)
     live_N = position_N < stop
-    block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
     line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
     k_NC = tl.load(
         keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
@@ -241,6 +311,7 @@ def _decode(
     acc_ptr,
     sums_ptr,
     arrived_ptr,
+    joined_ptr,
     sinks_ptr,
     scale,
     softcap,
@@ -282,6 +353,7 @@ def _decode(
     part = tl.load(items_ptr + item * 8 + 3)
     parts = tl.load(items_ptr + item * 8 + 4)
     first_line = tl.load(items_ptr + item * 8 + 5)
+    together = tl.load(items_ptr + item * 8 + 6)
     if parts == 0:
         return
     heads_R = tl.arange(0, ROWS)
@@ -292,11 +364,12 @@ def _decode(
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
     if AHEAD:
         # Safe to read before waiting: earlier steps stored it.
+        block_N = blocks_of(table_ptr, first, stop, BLOCK_SIZE, TILE)
         k_NC, v_NC = _tile(
             q_ptr,
             keys_ptr,
             values_ptr,
-            table_ptr,
+            block_N,
             first,
             stop,
             head,
@@ -308,6 +381,7 @@ def _decode(
             WIDTH,
             V_WIDTH,
         )
+        block_N = blocks_of(table_ptr, first + TILE, stop, BLOCK_SIZE, TILE)
         if EARLY:
             gdc_wait()
     q_RC = tl.load(
@@ -346,11 +420,16 @@ def _decode(
         )
         first += TILE
     for position in range(first, stop, TILE):
+        if AHEAD:
+            next_N = blocks_of(table_ptr, position + TILE, stop, BLOCK_SIZE, TILE)
+        else:
+            # Where many programs run, the numbers of a tile ahead cost more registers than they save time.
+            block_N = blocks_of(table_ptr, position, stop, BLOCK_SIZE, TILE)
         k_NC, v_NC = _tile(
             q_ptr,
             keys_ptr,
             values_ptr,
-            table_ptr,
+            block_N,
             position,
             stop,
             head,
@@ -365,6 +444,8 @@ def _decode(
         m_R, l_RN, acc_RC = _take(
             q_RC, k_NC, v_NC, position, stop, m_R, l_RN, acc_RC, factor, scale, softcap, SOFTCAP, TILE
         )
+        if AHEAD:
+            block_N = next_N
     # The new value is added last, its weight rounded like all others.
     p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
     l_R = tl.sum(l_RN, 1) + p_R
@@ -382,10 +463,48 @@ def _decode(
         # All threads' results must be written before one thread signals that they are.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
-        if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            joined_RC = join(acc_ptr, sums_ptr, first_line, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
-            tl.store(out_RC, joined_RC, mask=inside_RD)
-            tl.store(counter_ptr, 0)
+        if together == parts:
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
+                m_R, l_R, acc_RC = join(
+                    acc_ptr, sums_ptr, first_line, 1, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS
+                )
+                tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
+                tl.store(counter_ptr, 0)
+        else:
+            lot = part // together
+            lot_line = first_line + lot * together
+            lot_ptr = joined_ptr + lot_line * KV_HEADS + head
+            count = tl.minimum(together, parts - lot * together)
+            if tl.atomic_add(lot_ptr, 1, sem="acq_rel") == count - 1:
+                m_R, l_R, acc_RC = join(
+                    acc_ptr, sums_ptr, lot_line, 1, count, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS
+                )
+                tl.store(lot_ptr, 0)
+                # All threads must have read the lot's first line before it is written.
+                tl.debug_barrier()
+                line_R = (lot_line * KV_HEADS + head) * GROUP + heads_R
+                tl.store(acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :], acc_RC, mask=inside_RD)
+                tl.store(sums_ptr + line_R * 2, m_R, mask=heads_R < GROUP)
+                tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
+                tl.debug_barrier()
+                lots = tl.cdiv(parts, together)
+                if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == lots - 1:
+                    m_R, l_R, acc_RC = join(
+                        acc_ptr,
+                        sums_ptr,
+                        first_line,
+                        together,
+                        lots,
+                        head,
+                        KV_HEADS,
+                        GROUP,
+                        V_SIZE,
+                        ROWS,
+                        V_WIDTH,
+                        PARTS,
+                    )
+                    tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
+                    tl.store(counter_ptr, 0)
 
 
 def plan_decode(
@@ -406,9 +525,12 @@ def plan_decode(
     """
     device = lengths_B.device
     target = max(1, num_programs // kv_heads)
-    num_items, num_counters = num_rows + target, num_rows * kv_heads
+    num_items = num_rows + target
     items_W8 = torch.empty((num_items, _FIELDS), dtype=torch.int32, device=device)
-    arrived_BK = torch.empty((num_rows, kv_heads), dtype=torch.int32, device=device)
+    # Joined in two rounds are only rows that this kernel alone computes.
+    num_counters = num_rows if joined_apart or shared_B is not None else num_rows + num_items
+    counters_NK = torch.empty((num_counters, kv_heads), dtype=torch.int32, device=device)
+    arrived_BK, joined_LK = counters_NK[:num_rows], counters_NK[num_rows:]
     shared, num_lines = None, num_items
     lines_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=device) if joined_apart else None
     if shared_B is not None:
@@ -419,29 +541,29 @@ def plan_decode(
     _plan[(1,)](
         lengths_B,
         items_W8,
-        arrived_BK,
+        counters_NK,
         None if shared is None else shared.shared_B,
         lines_B2 if shared is None else shared.lines_B2,
         num_rows,
         num_items,
-        num_counters,
+        num_counters * kv_heads,
         target,
         group.window or _NO_WINDOW,
         group.chunk or _NO_WINDOW,
         _TILE if num_rows <= _FEW else _MIN_CHUNK,
         1 if shared is None else shared.max_parts,
         MIN_PART,
+        _NO_WINDOW if joined_apart or shared is not None else _AT_ONCE,
         _padded(num_rows),
         _padded(num_items),
-        _padded(num_counters),
-        joined_apart or _MAX_PARTS,
+        _padded(num_counters * kv_heads),
+        joined_apart or (_MAX_PARTS if shared is None else _MAX_OWN_PARTS),
         _TILE,
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return DecodePlan(
-        items_W8, num_lines, arrived_BK, crowded=2 * num_counters > num_programs, shared=shared, lines_B2=lines_B2
-    )
+    crowded = 2 * num_rows * kv_heads > num_programs
+    return DecodePlan(items_W8, num_lines, arrived_BK, joined_LK, crowded, shared=shared, lines_B2=lines_B2)
 
 
 def can_share(heads: int, kv_heads: int, size: int) -> bool:
@@ -479,6 +601,8 @@ def decode(
     v_size = kv.values.shape[3]
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, wide_bytes(q_THC, kv), plan.crowded)
+    if plan.settled:
+        stages = _STAGES_AHEAD
     workspace = workspace_of(plan, heads, v_size, q_THC.device)
     if plan.shared is not None:
         shared = plan.shared
@@ -498,6 +622,7 @@ def decode(
         group.tables_BN,
         *workspace,
         plan.arrived_BK,
+        plan.joined_LK,
         sinks_H,
         scale,
         softcap or 0.0,

@@ -117,7 +117,8 @@ def products(q_RC, k_NC):
 def join(
     acc_ptr,
     sums_ptr,
-    first_item,
+    first_line,
+    stride,
     parts,
     head,
     KV_HEADS: tl.constexpr,
@@ -127,14 +128,17 @@ def join(
     V_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Join the parts' sums. Their maxima come first, so that the loads of the long loop wait for nothing."""
+    """Join the sums of `parts` lines, every `stride`-th from `first_line` on; return maxima, sums and weighted values.
+
+    Maxima come first, so that the loads of the long loop wait for nothing.
+    """
     heads_R = tl.arange(0, ROWS)
     d_C = tl.arange(0, V_WIDTH)
     inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
     few_P = tl.arange(0, 16)
     m_R = tl.full([ROWS], float("-inf"), tl.float32)
     for part in range(0, parts, 16):
-        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
+        line_PR = ((first_line + (part + few_P) * stride)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
         there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
         m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
         m_R = tl.maximum(m_R, tl.max(m_PR, 0))
@@ -145,7 +149,7 @@ def join(
     for part in range(0, parts, PARTS):
         for step in tl.static_range(PARTS):
             there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
-            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
+            line_R = ((first_line + (part + step) * stride) * KV_HEADS + head) * GROUP + heads_R
             m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
             l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
             acc_part_RC = tl.load(
@@ -157,4 +161,4 @@ def join(
             weight_R = tl.exp2(m_part_R - m_R)
             l_R += l_part_R * weight_R
             acc_RC += acc_part_RC * weight_R[:, None]
-    return acc_RC / l_R[:, None]
+    return m_R, l_R, acc_RC

@@ -146,10 +146,11 @@ def _decode_shared(
             parts = tl.load(lines_ptr + row * 2 + 1)
             counter_ptr = arrived_ptr + row * KV_HEADS + head
             if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-                joined_RC = join(
+                _, total_R, joined_RC = join(
                     acc_ptr,
                     sums_ptr,
                     tl.load(lines_ptr + row * 2),
+                    1,
                     parts,
                     head,
                     KV_HEADS,
@@ -160,7 +161,11 @@ def _decode_shared(
                     PARTS,
                 )
                 at_RC = ((row * KV_HEADS + head) * GROUP + own_R)[:, None] * V_SIZE + d_C[None, :]
-                tl.store(out_ptr + at_RC, joined_RC, mask=(own_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :])
+                tl.store(
+                    out_ptr + at_RC,
+                    joined_RC / total_R[:, None],
+                    mask=(own_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :],
+                )
                 tl.store(counter_ptr, 0)
 
 

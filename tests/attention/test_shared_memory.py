@@ -91,7 +91,14 @@ def prefill_bytes(dtype: str, size: int, capability: int, cache: str = "") -> in
 def decode_bytes(dtype: str, size: int, capability: int, crowded: bool, cache: str = "") -> int:
     tile, warps, stages = triton_decode.shape_of(triton.next_power_of_2(size), TYPES[dtype], crowded)
     types, constants = common(dtype, size, cache)
-    types |= {"items_ptr": "*i32", "slots_ptr": "*i64", "acc_ptr": "*fp32", "sums_ptr": "*fp32", "arrived_ptr": "*i32"}
+    types |= {
+        "items_ptr": "*i32",
+        "slots_ptr": "*i64",
+        "acc_ptr": "*fp32",
+        "sums_ptr": "*fp32",
+        "arrived_ptr": "*i32",
+        "joined_ptr": "*i32",
+    }
     constants |= {"ROWS": 16, "TILE": tile, "PARTS": triton_decode._JOINED, "EARLY": capability >= 90}
     options = {"num_warps": warps, "num_stages": stages}
     return shared_bytes(triton_decode._decode, types, constants, CODE[capability], **options)

@@ -327,8 +327,11 @@ def test_flash_attention_gets_whole_long_prompts(
         # So few that the shortest parts are fewer than programs.
         ([1024] * 8, 99, 64),
         ([1, 1, 1, 4096, 300, 1, 1, 1], 24, 24),
+        # A row alone has all programs: parts of 704 positions.
+        ([131072], 198, 187),
+        ([12289], 198, 192),
     ],
-    ids=["most", "long", "many", "few", "mixed"],
+    ids=["most", "long", "many", "few", "mixed", "alone", "alone, short parts"],
 )
 def test_parts_are_as_many_as_programs(lengths: list[int], programs: int, parts: int) -> None:
     lengths_B = torch.tensor(lengths, dtype=torch.int32)
@@ -341,6 +344,34 @@ def test_parts_are_as_many_as_programs(lengths: list[int], programs: int, parts:
         assert own[0, 1] == 0
         assert torch.equal(own[1:, 1], own[:-1, 2]), "each part begins where the one before it stops"
         assert own[-1, 2] == length - 1
+        assert own[:, 3].tolist() == list(range(len(own))), "parts are numbered"
+        assert (own[:, 4] == len(own)).all()
+        lot = int(own[0, 6])
+        assert lot == len(own) if len(own) <= 16 else 8 <= lot <= 16, "parts are joined in lots of about equal number"
+
+
+@pytest.mark.parametrize(
+    "pieces", [[(1300, 1301)], [(1152, 1153), (0, 1), (90, 91), (1400, 1401)]], ids=["one", "four"]
+)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (1200, 5.0)])
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+def test_many_parts_of_a_row_are_joined_in_two_rounds(
+    pieces: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    early: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("beheld.attention.triton_paged._PROGRAMS_PER_SM", 60)
+    case, own = make_case(pieces, heads=6, kv_heads=2, window=window), sinks(6)
+    group = case.metadata.groups[0]
+    group.kv_heads = 2 if early else None
+    check(case, run(case, softcap, own), softcap, own)
+    plan = group.extra["decode"]
+    assert (plan.items_W8[:, 4] > 16).any()
+    assert (plan.items_W8[:, 6] < plan.items_W8[:, 4]).any()
+    assert (plan.arrived_BK == 0).all(), "the next layer counts from zero"
+    assert (plan.joined_LK == 0).all()
 
 
 @pytest.mark.parametrize("decodes", [0, 3])
