@@ -579,10 +579,12 @@ class AsyncLLM:
             ConfigError: ranks share the model.
             EngineDeadError: the engine has died.
         """
-        order = level_of(level), mode_of(mode)
+        await self._sleep(level_of(level), mode_of(mode))
+
+    async def _sleep(self, level: int, mode: PauseMode, refuses: bool | None = None) -> None:
         before = self.sleep_level
         self._outbox.flush()
-        await self._ask(lambda number: Sleep(number, *order))
+        await self._ask(lambda number: Sleep(number, level, mode, refuses))
         self._level = max(before, level)
 
     async def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -688,8 +690,17 @@ class AsyncLLM:
     async def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Pause: `sleep` at level 0, by the name that trainers use; with `clear_cache`, prefixes are forgotten."""
-        await self.sleep(0, PauseMode.WAIT if wait_for_inflight_requests else mode)
+        """Pause: `sleep` at level 0, by the name that trainers use; with `clear_cache`, prefixes are forgotten.
+
+        With the mode "keep" new requests wait, too. With "abort" and "wait" they are refused from now on (PausedError),
+        so that none is answered with other weights than its client knows of.
+
+        Raises:
+            ParamsError: there is no such mode.
+            EngineDeadError: the engine has died.
+        """
+        chosen = mode_of(PauseMode.WAIT if wait_for_inflight_requests else mode)
+        await self._sleep(0, chosen, chosen is not PauseMode.KEEP)
         if clear_cache:
             self.reset_prefix_cache()
 

@@ -22,6 +22,7 @@ BeheldError
     |-- WorkerError                the process that prepared this request ended or could not start
     |-- CapacityError              the model or a request does not fit into memory
     |-- AsleepError                the engine sleeps and accepts no request until it is woken up
+    |   `-- PausedError            it is only paused, in a mode in which no request waits
     `-- EngineDeadError            the engine has stopped and accepts no more work
 """
 
@@ -240,6 +241,12 @@ class AsleepError(EngineError):
     """The engine sleeps: it has given its memory back, and accepts no request until it is woken up."""
 
     stage = "asleep"
+
+
+class PausedError(AsleepError):
+    """The engine is paused and accepts no request until it goes on."""
+
+    stage = "paused"
 
 
 class EngineDeadError(EngineError):

@@ -102,13 +102,31 @@ def test_a_paused_server_holds_requests(run: Running) -> None:
     assert run.get("/is_paused", headers=AUTH).json() == {"is_paused": False}
 
 
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_a_paused_server_refuses_requests_unless_it_keeps_them(run: Running, mode: str) -> None:
+    text = post(run, "/v1/completions", BODY).json()["choices"][0]["text"]
+    assert post(run, f"/pause?mode={mode}").json() == {"status": "paused"}
+    for more in ({}, {"stream": True}, {"n": 2, "temperature": 1}):
+        refused = post(run, "/v1/completions", BODY | more)
+        error = refused.json()["error"]
+        # The form that vLLM's trainers look for.
+        assert (refused.status_code, error["code"], error["type"]) == (503, 503, "ServiceUnavailableError")
+        assert "paused" in error["message"]
+        assert "again" in error["message"]
+        assert refused.headers["retry-after"]
+    assert post(run, "/resume").json() == {"status": "resumed"}
+    assert post(run, "/v1/completions", BODY).json()["choices"][0]["text"] == text
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
     [
-        ("/sleep?level=3", "level"),
-        ("/sleep?mode=gently", "mode"),
-        ("/wake_up?tags=all", "tags"),
-        ("/pause?mode=x", "mode"),
+        ("/sleep?level=3", "query.level"),
+        ("/sleep?mode=gently", "query.mode"),
+        ("/wake_up?tags=all", "query.tags"),
+        ("/pause?mode=x", "query.mode"),
+        ("/pause?clear_cache=x", "query.clear_cache"),
+        ("/pause?wait_for_inflight_requests=x", "query.wait_for_inflight_requests"),
     ],
 )
 def test_what_is_wrong_is_told(run: Running, path: str, param: str) -> None:
