@@ -526,6 +526,15 @@ class AsyncLLM:
             self._outbox.flush()
             self._engine.send(Abort(names))
 
+    async def abort_answers(self, names: Collection[str]) -> None:
+        """End the requests of these names, and those whose names are one of these, a dash and a number.
+
+        Each that has begun yields a last output with the finish reason "abort". Names that nothing has are ignored.
+        """
+        if found := self._live.among(names):
+            self._outbox.flush()
+            self._engine.send(Abort(found))
+
     async def ping(self) -> EngineStats:
         """The engine's counters, by a round trip between two of its steps.
 

@@ -73,9 +73,9 @@ class BeheldError(Exception):
     def __str__(self) -> str:
         where = f"{self.item}: " if self.item else ""
         reason = f"{self.reason.rstrip('.')}: {self.detail.rstrip('.')}." if self.detail else self.reason
-        return f"{where}{reason} {self._advice()}".rstrip()
+        return f"{where}{reason} {self.advice()}".rstrip()
 
-    def _advice(self) -> str:
+    def advice(self) -> str:
         """The remedy followed by the operator's alternative."""
         if not (self.remedy and self.or_engine):
             return self.remedy or (f"{self.or_engine[0].upper()}{self.or_engine[1:]}." if self.or_engine else "")

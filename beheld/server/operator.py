@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError, EngineError, LoRAMissingError, UserError
+from beheld.core.errors import EngineDeadError, EngineError, LoRAError, LoRAMissingError, UserError
 from beheld.server import limits
 from beheld.server.adapters import Adapters
 from beheld.server.body_schema import Body, Name
@@ -250,15 +250,25 @@ def _explained(handler: Handler) -> Handler:
             raise
         except (UserError, EngineError) as error:
             # What may succeed later is the server's state, and no error of the request.
-            status = 404 if isinstance(error, LoRAMissingError) else 400 if isinstance(error, UserError) else 503
+            status = _status(error)
             param = error.param
             if param in request.query_params:
                 # vLLM's name of it, which says where it stands.
                 param = f"query.{param}"
-            raise HttpError(status, error.reason, error.remedy, param=param) from error
+            code = f"{error.stage}_error" if status == 500 else None
+            raise HttpError(status, error.reason, error.advice(), param=param, code=code) from error
 
     explained.__name__ = handler.__name__
     return explained
+
+
+def _status(error: UserError | EngineError) -> int:
+    if isinstance(error, LoRAMissingError):
+        return 404
+    if isinstance(error, LoRAError) and error.param != "lora_path":
+        # The request is right: the server's files are broken, or its options do not fit them.
+        return 500
+    return 400 if isinstance(error, UserError) else 503
 
 
 def _level(request: Request) -> int:
