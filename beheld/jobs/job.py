@@ -37,6 +37,7 @@ class Progress:
     Attributes:
         answered: items with an answer.
         failed: items with an error, and lines that are no requests.
+        refused: lines that are no requests.
         skipped: items that an earlier run did.
         unknown: items of the output that the input does not have.
         prompt_tokens, output_tokens: of the answers.
@@ -46,6 +47,7 @@ class Progress:
 
     answered: int = 0
     failed: int = 0
+    refused: int = 0
     skipped: int = 0
     unknown: int = 0
     prompt_tokens: int = 0
@@ -86,6 +88,7 @@ class Ledger:
             self._open.add(key)
             return item
         error = {"code": item.code, "message": item.message, "line": item.line, "custom_id": item.custom_id}
+        self._progress.refused += 1
         self._write({"custom_id": custom_id, "response": None, "error": error}, failed=True)
         return None
 

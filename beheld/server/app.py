@@ -354,7 +354,7 @@ class Service:
         # No name holds the body here: its prompts go as soon as they are prepared.
         return await self._complete(
             request,
-            await self._read(request, CompletionRequest),
+            completions.with_max_tokens(await self._read(request, CompletionRequest)),
             lambda made: made,
             lambda made: fold(made, "text_completion"),
         )
