@@ -378,7 +378,9 @@ class Service:
 
     async def abort_requests(self, request: Request) -> Response:
         """POST /inference/v1/abort_requests: end answers by the ids that they have; others' are never guessed."""
-        names = dict.fromkeys((await self._read(request, AbortRequest)).request_ids)
+        body = await self._read(request, AbortRequest)
+        self._check_model(body.model)
+        names = dict.fromkeys(body.request_ids)
         await self.llm.abort_answers(names)
         if self._forwarding is not None:
             await self._forwarding.tell_others(_ABORT, json.dumps([*names]).encode())
