@@ -135,10 +135,12 @@ class HttpError(Exception):
 
 
 class PausedHttpError(HttpError):
-    """The response while generation is paused, which only vLLM's clients know: its type and code are vLLM's."""
+    """The response during a pause. On OpenAI's routes its type and code are vLLM's, whose trainers pause engines."""
 
     def fields(self, kind: str) -> dict[str, Any]:
         """As of any error."""
+        if kind not in (_TYPES[self.status], _VLLM_TYPES[self.status]):
+            return super().fields(kind)
         return super().fields(_VLLM_TYPES[self.status]) | {"code": self.status}
 
 

@@ -125,7 +125,7 @@ _ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
                 "remedy": {"type": ["string", "null"]},
             },
         }

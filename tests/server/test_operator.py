@@ -115,6 +115,10 @@ def test_a_paused_server_refuses_requests_unless_it_keeps_them(run: Running, mod
         assert "paused" in error["message"]
         assert "again" in error["message"]
         assert refused.headers["retry-after"]
+    asked = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+    own = post(run, "/v1/messages", asked)
+    # Anthropic's clients send such a request again.
+    assert (own.status_code, own.json()["error"]["type"]) == (503, "overloaded_error")
     assert post(run, "/resume").json() == {"status": "resumed"}
     assert post(run, "/v1/completions", BODY).json()["choices"][0]["text"] == text
 
