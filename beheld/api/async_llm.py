@@ -526,6 +526,15 @@ class AsyncLLM:
             self._outbox.flush()
             self._engine.send(Abort(names))
 
+    async def abort_answers(self, names: Collection[str]) -> None:
+        """End the requests of these names, and those whose names are one of these, a dash and a number.
+
+        Each that has begun yields a last output with the finish reason "abort". Names that nothing has are ignored.
+        """
+        if found := self._live.among(names):
+            self._outbox.flush()
+            self._engine.send(Abort(found))
+
     async def ping(self) -> EngineStats:
         """The engine's counters, by a round trip between two of its steps.
 
@@ -579,10 +588,12 @@ class AsyncLLM:
             ConfigError: ranks share the model.
             EngineDeadError: the engine has died.
         """
-        order = level_of(level), mode_of(mode)
+        await self._sleep(level_of(level), mode_of(mode))
+
+    async def _sleep(self, level: int, mode: PauseMode, refuses: bool | None = None) -> None:
         before = self.sleep_level
         self._outbox.flush()
-        await self._ask(lambda number: Sleep(number, *order))
+        await self._ask(lambda number: Sleep(number, level, mode, refuses))
         self._level = max(before, level)
 
     async def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -688,8 +699,17 @@ class AsyncLLM:
     async def pause_generation(
         self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Pause: `sleep` at level 0, by the name that trainers use; with `clear_cache`, prefixes are forgotten."""
-        await self.sleep(0, PauseMode.WAIT if wait_for_inflight_requests else mode)
+        """Pause: `sleep` at level 0, by the name that trainers use; with `clear_cache`, prefixes are forgotten.
+
+        With the mode "keep" new requests wait, too. With "abort" and "wait" they are refused from now on (PausedError),
+        so that none is answered with other weights than its client knows of.
+
+        Raises:
+            ParamsError: there is no such mode.
+            EngineDeadError: the engine has died.
+        """
+        chosen = mode_of(PauseMode.WAIT if wait_for_inflight_requests else mode)
+        await self._sleep(0, chosen, chosen is not PauseMode.KEEP)
         if clear_cache:
             self.reset_prefix_cache()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from beheld.api.live_request import LiveRequest, Pieces
 from beheld.core.errors import EngineError
@@ -46,6 +46,16 @@ class LiveRequests:
     def named(self, request_id: str) -> LiveRequest | None:
         """Return the request of that name, which the engine knows by this name or by those of its answers."""
         return self._by_id.get(request_id) or self._by_id.get(f"{request_id}#0")
+
+    def among(self, names: Collection[str]) -> tuple[str, ...]:
+        """The engine's names of the answers of these requests, and of those that have a dash and a number behind."""
+        wanted, found = frozenset(names), list[str]()
+        for each in self._by_id:
+            whole = each.partition("#")[0]
+            part, _, number = whole.rpartition("-")
+            if whole in wanted or (number.isdecimal() and part in wanted):
+                found.append(each)
+        return tuple(found)
 
     def drop(self, live: LiveRequest) -> tuple[str, ...]:
         """Forget a request; returns the ids of those of its answers that have not ended."""

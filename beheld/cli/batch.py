@@ -98,7 +98,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the job."""
+    """Run the job; 1 if some lines have not the form of a request, although the others are answered."""
     if arguments.concurrency is not None and arguments.concurrency < 1:
         raise ConfigError("--concurrency must be at least 1.", "Choose another value.", param="concurrency")
     options = engine_options(arguments, answers=True)
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
             finally:
                 tell.end()
                 print(summary(progress), file=sys.stderr)
-            return 0
+            return 1 if progress.malformed else 0
         with _metrics_port(server, wanted=arguments.enable_metrics) as port:
             where = serve.place_of(arguments, arguments.model, options)
             with paused_collector():
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(summary(progress), file=sys.stderr)
     finally:
         output.close()
-    return 0
+    return 1 if progress.malformed else 0
 
 
 @contextlib.contextmanager
@@ -253,6 +253,8 @@ def summary(progress: Progress) -> str:
         f"({items / seconds:.1f} items/s, {tokens / seconds:,.0f} tokens/s, {progress.output_tokens / seconds:,.0f} of "
         "them generated)"
     )
+    if progress.malformed:
+        words += f"; {progress.malformed:,} lines have not the form of a request"
     if progress.skipped:
         words += f"; {progress.skipped:,} were done before"
     if progress.unknown:

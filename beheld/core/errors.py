@@ -22,6 +22,7 @@ BeheldError
     |-- WorkerError                the process that prepared this request ended or could not start
     |-- CapacityError              the model or a request does not fit into memory
     |-- AsleepError                the engine sleeps and accepts no request until it is woken up
+    |   `-- PausedError            it is only paused, in a mode in which no request waits
     `-- EngineDeadError            the engine has stopped and accepts no more work
 """
 
@@ -72,9 +73,9 @@ class BeheldError(Exception):
     def __str__(self) -> str:
         where = f"{self.item}: " if self.item else ""
         reason = f"{self.reason.rstrip('.')}: {self.detail.rstrip('.')}." if self.detail else self.reason
-        return f"{where}{reason} {self._advice()}".rstrip()
+        return f"{where}{reason} {self.advice()}".rstrip()
 
-    def _advice(self) -> str:
+    def advice(self) -> str:
         """The remedy followed by the operator's alternative."""
         if not (self.remedy and self.or_engine):
             return self.remedy or (f"{self.or_engine[0].upper()}{self.or_engine[1:]}." if self.or_engine else "")
@@ -240,6 +241,12 @@ class AsleepError(EngineError):
     """The engine sleeps: it has given its memory back, and accepts no request until it is woken up."""
 
     stage = "asleep"
+
+
+class PausedError(AsleepError):
+    """The engine is paused and accepts no request until it goes on."""
+
+    stage = "paused"
 
 
 class EngineDeadError(EngineError):

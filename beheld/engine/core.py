@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import AsleepError, EngineDeadError, StatesLostError, first_line
+from beheld.core.errors import AsleepError, EngineDeadError, PausedError, StatesLostError, first_line
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
@@ -65,6 +65,8 @@ class EngineCore:
         self.recorder = Recorder()
         # It will sleep once some requests have ended.
         self.falls_asleep = False
+        # It refuses new requests until it wakes up, though it has its memory.
+        self.refuses = False
         self._encode_s = 0.0
         # When the last result was read.
         self._read_s = 0.0
@@ -164,7 +166,13 @@ class EngineCore:
 
         Raises:
             AsleepError: the engine sleeps, or will once the requests that it has have ended.
+            PausedError: it is paused, and no request is to wait.
         """
+        self._check_memory()
+        if self.refuses:
+            raise PausedError("Generation is paused.", "Send the request again once the engine goes on: POST /resume.")
+
+    def _check_memory(self) -> None:
         if self.falls_asleep or self._lacks & MEMORY:
             raise _asleep()
 
@@ -254,7 +262,7 @@ class EngineCore:
             EngineDeadError: the engine has stopped.
         """
         self._check_alive()
-        self.check_awake()
+        self._check_memory()
         return self.executor.checksums()
 
     def reset_weights(self) -> None:
@@ -266,7 +274,7 @@ class EngineCore:
             EngineDeadError: the engine has stopped.
         """
         self._check_alive()
-        self.check_awake()
+        self._check_memory()
         self.executor.reset_weights()
         self.scheduler.clear_prefix_cache()
         self.scheduler.clear_embeddings()

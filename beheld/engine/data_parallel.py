@@ -513,11 +513,14 @@ def _of_engine(reply: Reply, index: int) -> Reply:
 def _after_sleep(sent: list[Sleep | WakeUp], message: Sleep) -> list[Sleep | WakeUp]:
     """Add a message to sleep to those that bring an engine that starts to the state of the others."""
     # It has no request to wait for.
-    order = replace(message, mode=PauseMode.ABORT)
+    said = next((each.refuses for each in reversed(sent) if isinstance(each, Sleep)), None)
+    order = replace(message, mode=PauseMode.ABORT, refuses=said if message.refuses is None else message.refuses)
     if lost_at(order.level) & MEMORY:
         # It gives back all memory, whatever came back before, and the weights if any of the messages did.
         return [replace(order, level=max([order.level, *(each.level for each in sent if isinstance(each, Sleep))]))]
-    return sent if sent and isinstance(sent[-1], Sleep) else [*sent, order]
+    if sent and isinstance(sent[-1], Sleep):
+        return [*sent[:-1], replace(sent[-1], refuses=order.refuses)]
+    return [*sent, order]
 
 
 def _after_waking(sent: list[Sleep | WakeUp], message: WakeUp) -> list[Sleep | WakeUp]:

@@ -267,6 +267,8 @@ class _FallingAsleep:
         except ConfigError as refusal:
             self._reply(Asleep(order.number, self._core.lacks, refusal))
             return
+        if order.refuses is not None:
+            self._core.refuses = order.refuses
         awaited = self._known()
         if order.mode is PauseMode.ABORT:
             _handle(self._core, Abort(tuple(awaited)), self._reply, self._waiting)
@@ -353,6 +355,7 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, ManageLoRA):
         reply(_managed(core, message))
     elif isinstance(message, WakeUp):
+        core.refuses = core.refuses and message.again
         reply(_woken(core, message))
         if not core.lacks & MEMORY:
             for prepared in waiting.take_held():

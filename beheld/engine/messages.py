@@ -73,12 +73,14 @@ class ManageLoRA:
 class Sleep:
     """Fall asleep, see EngineCore.sleep; the answer is an Asleep with the same number.
 
-    `mode` says what becomes of the requests that have not ended. From now on, level 1 or 2 refuses new ones.
+    `mode` says what becomes of the requests that have not ended. From now on, level 1 or 2 refuses new ones; at level 0
+    `refuses` says whether they are refused or wait, and None leaves that as it is.
     """
 
     number: int
     level: int
     mode: PauseMode
+    refuses: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,9 @@ class RequestChecks:
     def _count(self, modality: str, given: Sequence[MediaRef]) -> None:
         """Refuse a modality that the model does not accept, or the first item beyond its limit."""
         if modality not in self.info.modalities:
-            takes = " and ".join(self.info.modalities) or "text only"
+            takes = " and ".join(self.info.modalities) or "text input only"
             raise PromptError(
-                f"This model does not accept {modality}; it accepts {takes}.", "Leave it out.", param=given[0].place
+                f"This model does not accept {modality}; it takes {takes}.", "Leave it out.", param=given[0].place
             )
         count, limit = len(given), self.config.limit_per_prompt.get(modality, 0)
         if count > limit:

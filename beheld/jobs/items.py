@@ -23,6 +23,10 @@ MAX_LINE_BYTES = 128 << 20
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
+# Of lines that have not the form of one; others are requests that are not answered here.
+MALFORMED = frozenset({"invalid_json_line", "missing_custom_id", "unknown_field", "too_large"})
+
+
 @dataclass(frozen=True)
 class Item:
     """One request of a job.

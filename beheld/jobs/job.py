@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
-from beheld.jobs.items import BadLine, Item
+from beheld.jobs.items import MALFORMED, BadLine, Item
 from beheld.jobs.metrics_port import MetricsPort
 from beheld.jobs.output import OutputFile, key_of
 from beheld.server.app import Service
@@ -37,6 +37,7 @@ class Progress:
     Attributes:
         answered: items with an answer.
         failed: items with an error, and lines that are no requests.
+        malformed: lines that have not the form of a request.
         skipped: items that an earlier run did.
         unknown: items of the output that the input does not have.
         prompt_tokens, output_tokens: of the answers.
@@ -46,6 +47,7 @@ class Progress:
 
     answered: int = 0
     failed: int = 0
+    malformed: int = 0
     skipped: int = 0
     unknown: int = 0
     prompt_tokens: int = 0
@@ -86,6 +88,7 @@ class Ledger:
             self._open.add(key)
             return item
         error = {"code": item.code, "message": item.message, "line": item.line, "custom_id": item.custom_id}
+        self._progress.malformed += item.code in MALFORMED
         self._write({"custom_id": custom_id, "response": None, "error": error}, failed=True)
         return None
 

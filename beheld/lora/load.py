@@ -216,7 +216,11 @@ def stamp(folder: str) -> Stamp:
 
 def _folder(name: str, folder: str) -> Path:
     if "://" in folder:
-        raise LoRAError(f"The adapter {name!r} is given by a URL, {folder[:128]!r}.", "Fetch it and give its folder.")
+        raise LoRAError(
+            f"The adapter {name!r} is given by a URL, {folder[:128]!r}.",
+            "Fetch it and give its folder.",
+            param="lora_path",
+        )
     path = Path(folder).expanduser()
     try:
         found = bool(folder) and path.is_dir()
@@ -283,8 +287,11 @@ def _config(name: str, said: bytes) -> dict[str, Any]:
     known = _DESCRIBING | _APPLIED | {"bias", "init_lora_weights"}
     for field, value in config.items():
         if value and field not in known:
+            place = f"{CONFIG} of the adapter {name!r}"
             raise LoRAError(
-                f"{CONFIG} of the adapter {name!r} sets {field[:_SHOWN]}, which is not supported.",
+                f"{place} sets use_dora, and beheld does not yet support DoRA."
+                if field == "use_dora"
+                else f"Unsupported {field[:_SHOWN]} in {place}.",
                 "Train it without that.",
                 param=field[:_SHOWN],
             )
@@ -450,7 +457,7 @@ def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapp
 
 def _too_wide(name: str, rank: int, max_rank: int) -> LoRAError:
     return LoRAError(
-        f"The adapter {name!r} has rank {_shown(rank)} ({CONFIG}); max_lora_rank is {max_rank}.",
+        f"The rank {_shown(rank)} of the adapter {name!r} ({CONFIG}) is greater than max_lora_rank, {max_rank}.",
         param="max_lora_rank",
         or_engine=f"start the engine with max_lora_rank={_shown(rank)}",
     )

@@ -24,6 +24,8 @@ class Adapters:
         self._llm = llm
         self._taken = frozenset(taken)
         self._by_name = {lora.lora_name: lora for lora in given}
+        # Where clients said that adapters are. The paths of the command line are the operator's.
+        self._said: dict[str, str] = {}
         # Changes come one after another: two of one name would leave an adapter in memory that none can remove.
         self._changing = asyncio.Lock()
         self._last_id = max((lora.lora_int_id for lora in given), default=0)
@@ -36,6 +38,10 @@ class Adapters:
     def find(self, name: str) -> LoRARequest | None:
         """The adapter of that name."""
         return self._by_name.get(name)
+
+    def root(self, name: str) -> str:
+        """Where an adapter is, as a client said; the name of one of the command line."""
+        return self._said.get(name, name)
 
     async def add(self, name: str, path: str, *, in_place: bool) -> None:
         """Read an adapter and let requests name it.
@@ -67,6 +73,7 @@ class Adapters:
             lora = LoRARequest(name, self._last_id, path)
             await self._llm.add_lora(lora)
             self._by_name[name] = lora
+            self._said[name] = path
             if former is not None:
                 await self._llm.remove_lora(former.lora_int_id)
 
@@ -92,3 +99,4 @@ class Adapters:
                 # A sleeping engine has it still.
                 self._by_name[name] = lora
                 raise
+            self._said.pop(name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -54,7 +55,7 @@ from beheld.server.errors import HttpError, http_error
 from beheld.server.field_effects import FieldEffects, note
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.front_table import Column, FrontTable, FrontWatch
-from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
+from beheld.server.generate_schema import AbortRequest, GenerateRequest, GenerativeScoringRequest
 from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
@@ -102,6 +103,7 @@ B = TypeVar("B", bound=BaseModel)
 _WARNED = "X-Without-Effect"
 # How long an answer waits for the engine's load.
 _REPORT_S = 0.2
+_ABORT = "/inference/v1/abort_requests"
 # vLLM's header that names an engine of several.
 _RANK = "X-data-parallel-rank"
 # What a prompt without a template has no use for.
@@ -183,6 +185,7 @@ class Service:
             hangs=lambda number: watch.silence_s(number) > self.options.health_s,
             restarts=lambda: table.column(Column.RESTARTS),
             counted=counted,
+            orders={_ABORT: lambda body: self.llm.abort_answers(json.loads(body))},
         )
         return self._forwarding
 
@@ -192,6 +195,7 @@ class Service:
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
             Route("/inference/v1/generate", self._guarded(self.generate), methods=["POST"]),
+            Route(_ABORT, self._guarded(self.abort_requests), methods=["POST"]),
             Route("/generative_scoring", self._guarded(self.score_labels), methods=["POST"]),
             Route("/v1/systemone", self._guarded(self.decide), methods=["POST"]),
             Route("/v1/decisions", self._guarded(self.create_decision), methods=["POST"]),
@@ -350,7 +354,7 @@ class Service:
         # No name holds the body here: its prompts go as soon as they are prepared.
         return await self._complete(
             request,
-            await self._read(request, CompletionRequest),
+            completions.with_max_tokens(await self._read(request, CompletionRequest)),
             lambda made: made,
             lambda made: fold(made, "text_completion"),
         )
@@ -371,6 +375,16 @@ class Service:
             generate.folded,
             is_open=is_open,
         )
+
+    async def abort_requests(self, request: Request) -> Response:
+        """POST /inference/v1/abort_requests: end answers by the ids that they have; others' are never guessed."""
+        body = await self._read(request, AbortRequest)
+        self._check_model(body.model)
+        names = dict.fromkeys(body.request_ids)
+        await self.llm.abort_answers(names)
+        if self._forwarding is not None:
+            await self._forwarding.tell_others(_ABORT, json.dumps([*names]).encode())
+        return Response()
 
     async def score_labels(self, request: Request) -> Response:
         """POST /generative_scoring."""
@@ -821,7 +835,7 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "beheld",
-            "root": (self.options.root or name) if name in self.options.names else name,
+            "root": (self.options.root or name) if name in self.options.names else self._adapters.root(name),
             "permission": [],
             # The model that an adapter adapts.
             "parent": None if name in self.options.names else self.options.names[0],

@@ -12,7 +12,7 @@ from beheld.server.answer_marks import AnswerMarks
 from beheld.server.chat_messages import read_as, turned
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import beams_of, check_named, sampling
+from beheld.server.sampling import beams_of, check_named, check_one_length, sampling
 from beheld.server.schema import ChatRequest, TokenizeRequest
 from beheld.server.template_options import template_of, variables_of
 from beheld.server.tools import ToolUse, allowed_only, shown_tools, tool_use
@@ -133,13 +133,7 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
     check_named(body, reports=body.logprobs is True, remedy="Set logprobs to true.")
     if body.logprobs is not True and body.top_logprobs is not None:
         raise HttpError(400, "top_logprobs needs logprobs.", "Set logprobs to true.", param="top_logprobs")
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise HttpError(
-            400,
-            "max_tokens and max_completion_tokens mean the same.",
-            "Send one of them.",
-            param="max_completion_tokens",
-        )
+    check_one_length(body)
 
 
 def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions, own: str | None) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from beheld.server.errors import HttpError
 from beheld.server.generate_schema import TokensCompletion
 from beheld.server.json_pieces import SHORT, LongList, LongText
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import answer_bytes, beams_of, check_answers, check_named, sampling, tells_usage
+from beheld.server.sampling import (
+    answer_bytes,
+    beams_of,
+    check_answers,
+    check_named,
+    check_one_length,
+    sampling,
+    tells_usage,
+)
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, token_name, usage_of
 from beheld.utils.loop_share import LoopShare
@@ -223,6 +231,18 @@ def chunks(
         echo = Echo(shown, llm.text_of, body.logprobs, as_ids=body.return_tokens_as_token_ids is True)
     # Prompts may be large, and the answers may take long: each prompt is let go when it is prepared.
     return _chunks(streams, without_prompts(body), head, many, echo, turns)
+
+
+def with_max_tokens(body: CompletionRequest) -> CompletionRequest:
+    """The body with its max_completion_tokens under the name that all else reads.
+
+    Raises:
+        HttpError: it has both.
+    """
+    if body.max_completion_tokens is None:
+        return body
+    check_one_length(body)
+    return body.model_copy(update={"max_tokens": body.max_completion_tokens, "max_completion_tokens": None})
 
 
 def _only_echo(body: CompletionRequest) -> bool:

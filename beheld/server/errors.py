@@ -19,6 +19,7 @@ from beheld.core.errors import (
     FetchError,
     LimitError,
     ModelError,
+    PausedError,
     PromptTooLongError,
     UserError,
 )
@@ -133,6 +134,16 @@ class HttpError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
+class PausedHttpError(HttpError):
+    """The response during a pause. On OpenAI's routes its type and code are vLLM's, whose trainers pause engines."""
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """As of any error."""
+        if kind not in (_TYPES[self.status], _VLLM_TYPES[self.status]):
+            return super().fields(kind)
+        return super().fields(_VLLM_TYPES[self.status]) | {"code": self.status}
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How an API writes its errors and its streams.
@@ -219,6 +230,9 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
     if isinstance(error, EngineDeadError):
         remedy = "Try again after the server's restart."
         return HttpError(503, error.reason, remedy, code="engine_dead", headers={"Retry-After": "10"})
+    if isinstance(error, PausedError):
+        remedy = "Send the request again once the operator has resumed it."
+        return PausedHttpError(503, error.reason, remedy, headers={"Retry-After": "1"})
     if isinstance(error, AsleepError):
         remedy = "Try again after the operator has woken it up."
         return HttpError(503, error.reason, remedy, code="engine_asleep", headers={"Retry-After": "10"})

@@ -12,7 +12,7 @@ from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, 
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateParams, GenerateRequest, GenerativeScoringRequest
 from beheld.server.pooling_schema import ClassifyRequest, RerankRequest, ScoreRequest
-from beheld.server.schema import ChatRequest, DetokenizeRequest, Sampled, TokenizeRequest
+from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def field_names_of(body: BaseModel) -> FieldNames:
             if body.max_tokens is None:
                 fields["max_tokens"] = "max_completion_tokens"
             return FieldNames("messages", None if body.chat_template is None else "chat_template", fields)
+        if isinstance(body, CompletionRequest) and body.max_completion_tokens is not None:
+            fields["max_tokens"] = "max_completion_tokens"
         return FieldNames("prompt", fields=fields | {"prompt_token_ids": "prompt"})
     if isinstance(body, GenerateRequest):
         return FieldNames("token_ids", fields=_of_params())

@@ -119,6 +119,14 @@ class GenerateRequest(Body):
     return_token_ids: bool | None = None
 
 
+class AbortRequest(Body):
+    """POST /inference/v1/abort_requests."""
+
+    request_ids: Annotated[list[Name], Field(max_length=limits.MAX_ABORTED, fail_fast=True)]
+    # Whatever shares requests out by their model.
+    model: Name | None = None
+
+
 _Texts = Annotated[list[str], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
 _Lists = Annotated[list[Ids], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
 

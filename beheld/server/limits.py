@@ -42,6 +42,8 @@ MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
 # Adapters that requests may name.
 MAX_ADAPTERS = 1024
+# Answers that one request ends.
+MAX_ABORTED = 1024
 # Entries of a response's metadata, and the letters of each value.
 MAX_METADATA = 128
 MAX_METADATA_LETTERS = 4096

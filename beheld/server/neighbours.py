@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,6 +133,7 @@ class Forwarding:
         hangs: whether a front gives no sign of life.
         restarts: how often each front was started anew.
         counted: of the figures of fronts that have ended, what the figures of all keep.
+        orders: by path, what this front does for another one that tells it something.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Forwarding:
         hangs: Callable[[int], bool],
         restarts: Callable[[], Sequence[int]],
         counted: Callable[[Sequence[bytes]], bytes],
+        orders: Mapping[str, Callable[[bytes], Awaitable[None]]],
     ) -> None:
         self._app = app
         self._neighbours = neighbours
@@ -158,6 +160,7 @@ class Forwarding:
         self._hangs = hangs
         self._restarts = restarts
         self._counted = counted
+        self._orders = orders
         # What each other front answered last, by its number and the path, and after how many restarts.
         self._last: dict[tuple[int, str], tuple[int, bytes]] = {}
         # Of earlier lives of fronts, by the path.
@@ -171,7 +174,11 @@ class Forwarding:
         if scope["state"].get("private"):
             restored = _restored(scope)
             figures = self._figures.get(scope["path"]) if restored is None else None
-            if figures is not None:
+            order = self._orders.get(scope["path"]) if restored is None else None
+            if order is not None:
+                await order(b"".join([part async for part in _body(receive, asyncio.Event())]))
+                await Response()(scope, receive, send)
+            elif figures is not None:
                 await Response(figures())(scope, receive, send)
             elif restored is not None:
                 await self._app(restored, receive, send)
@@ -278,8 +285,15 @@ class Forwarding:
         ended = [self._ended[path]] if path in self._ended else []
         return Figures([*known, *ended], 1 + len(numbers), 1 + num_new)
 
-    async def _ask(self, number: int, path: str) -> bytes | None:
-        answer = answer_of(self._neighbours.path(number), "GET", path.encode(), [(b"host", b"")], _nothing())
+    async def tell_others(self, path: str, body: bytes) -> None:
+        """Give an order to all other fronts; one that does not answer soon may not carry it out."""
+        numbers = (each for each in range(self._neighbours.place.count) if each != self._neighbours.place.number)
+        await asyncio.gather(*(self._ask(number, path, body) for number in numbers))
+
+    async def _ask(self, number: int, path: str, body: bytes | None = None) -> bytes | None:
+        headers = [(b"host", b""), *([(b"content-length", b"%d" % len(body))] if body is not None else ())]
+        method, sent = ("GET", _nothing()) if body is None else ("POST", _once(body))
+        answer = answer_of(self._neighbours.path(number), method, path.encode(), headers, sent)
         try:
             async with asyncio.timeout(_ASK_S), aclosing(answer):
                 events = [event async for event in answer]
@@ -307,6 +321,10 @@ async def _nothing() -> AsyncIterator[bytes]:
     """The body of a request that has none."""
     return
     yield b""
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 async def _body(receive: Receive, whole: asyncio.Event) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from beheld import __version__
 from beheld.server.cohere_schema import CohereChatRequest
 from beheld.server.decisions_schema import DecisionsRequest, SystemOneRequest
 from beheld.server.embed_schema import EmbedRequest
-from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
+from beheld.server.generate_schema import AbortRequest, GenerateRequest, GenerativeScoringRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.pooling_schema import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
@@ -65,6 +65,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
+    "/inference/v1/abort_requests": ("End answers by their ids.", AbortRequest),
 }
 # Operations without a body, besides GET.
 _OTHERS = {
@@ -124,7 +125,7 @@ _ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
                 "remedy": {"type": ["string", "null"]},
             },
         }
@@ -175,6 +176,8 @@ def _content(path: str) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     if path == "/v1/streams/{name}":
         return {"text/event-stream": {"schema": _EVENT}}
+    if path not in SHOWN:
+        return {}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
     if path in STREAMED:
         content["text/event-stream"] = {"schema": _EVENT}

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError, EngineError, LoRAMissingError, UserError
+from beheld.core.errors import EngineDeadError, EngineError, LoRAError, LoRAMissingError, UserError
 from beheld.server import limits
 from beheld.server.adapters import Adapters
 from beheld.server.body_schema import Body, Name
@@ -125,11 +125,10 @@ class OperatorRoutes:
 
     async def pause(self, request: Request) -> Response:
         """POST /pause?mode=abort&clear_cache=true."""
-        query = request.query_params
         await self._llm.pause_generation(
-            mode=query.get("mode", "abort"),
-            wait_for_inflight_requests=_switch(query.get("wait_for_inflight_requests", "false")),
-            clear_cache=_switch(query.get("clear_cache", "true")),
+            mode=request.query_params.get("mode", "abort"),
+            wait_for_inflight_requests=_switch(request, "wait_for_inflight_requests", usual="false"),
+            clear_cache=_switch(request, "clear_cache", usual="true"),
         )
         return JSONResponse({"status": "paused"})
 
@@ -251,21 +250,38 @@ def _explained(handler: Handler) -> Handler:
             raise
         except (UserError, EngineError) as error:
             # What may succeed later is the server's state, and no error of the request.
-            status = 404 if isinstance(error, LoRAMissingError) else 400 if isinstance(error, UserError) else 503
-            raise HttpError(status, error.reason, error.remedy, param=error.param) from error
+            status = _status(error)
+            param = error.param
+            if param in request.query_params:
+                # vLLM's name of it, which says where it stands.
+                param = f"query.{param}"
+            code = f"{error.stage}_error" if status == 500 else None
+            raise HttpError(status, error.reason, error.advice(), param=param, code=code) from error
 
     explained.__name__ = handler.__name__
     return explained
 
 
+def _status(error: UserError | EngineError) -> int:
+    if isinstance(error, LoRAMissingError):
+        return 404
+    if isinstance(error, LoRAError) and error.param != "lora_path":
+        # The request is right: the server's files are broken, or its options do not fit them.
+        return 500
+    return 400 if isinstance(error, UserError) else 503
+
+
 def _level(request: Request) -> int:
     text = request.query_params.get("level", "1")
     if text not in ("0", "1", "2"):
-        raise HttpError(400, f"level must be 0, 1 or 2, got {text[:32]!r}.", "Leave it out for 1.", param="level")
+        raise HttpError(400, f"level must be 0, 1 or 2, got {text[:32]!r}.", "Leave it out for 1.", param="query.level")
     return int(text)
 
 
-def _switch(text: str) -> bool:
+def _switch(request: Request, name: str, *, usual: str) -> bool:
+    text = request.query_params.get(name, usual)
     if text.lower() not in ("true", "false", "1", "0"):
-        raise HttpError(400, f"A switch is true or false, got {text[:32]!r}.", "Write true or false.")
+        raise HttpError(
+            400, f"{name} is true or false, got {text[:32]!r}.", "Write true or false.", param=f"query.{name}"
+        )
     return text.lower() in ("true", "1")

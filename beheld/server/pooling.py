@@ -124,6 +124,13 @@ def work_of(
             param="model",
             code="not_an_embedding_model",
         )
+    if body.padding == "max_length" and info.filled_to is None:
+        raise HttpError(
+            400,
+            "The model was trained on texts as they are; filled up, they would have vectors of another kind.",
+            "Leave it out: texts are filled up where the model was trained so.",
+            param="padding",
+        )
     if isinstance(body, EmbedRequest):
         return _embed(body, given, head, llm.config.max_model_len)
     if isinstance(body, RerankRequest):

@@ -38,14 +38,12 @@ class Pooled(Body):
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "mm_processor_kwargs": ({},),
-        "padding": ("do_not_pad", False),
         "truncation_side": ("right",),
         "user": (),
     }
     without_effect: ClassVar[Mapping[str, str]] = {"request_id": WITHOUT_EFFECT["request_id"]}
     remedies: ClassVar[Mapping[str, str]] = {
         "mm_processor_kwargs": "Leave it out: pairs are read with the server's own.",
-        "padding": "Leave it out: texts are filled up where the model was trained so.",
         "truncation_side": "Leave it out: of a text to pool, the beginning is kept.",
     }
 
@@ -58,6 +56,7 @@ class Pooled(Body):
     softmax: bool | None = None
     activation: bool | None = None
     user: Name | None = None
+    padding: Literal["max_length", "do_not_pad", False] | None = None
 
 
 class ClassifyRequest(Pooled):

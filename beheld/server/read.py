@@ -163,6 +163,13 @@ def _undisturbed(parse: Callable[..., T], *arguments: Any) -> T:
 
 
 def _check_headers(request: Request) -> None:
+    headers = request.headers
+    if (
+        "content-type" not in headers
+        and headers.get("content-length", "0") == "0"
+        and "transfer-encoding" not in headers
+    ):
+        raise HttpError(400, "The request has no body.", "Send JSON with Content-Type: application/json.")
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "The body must be JSON.", "Send it with Content-Type: application/json.")

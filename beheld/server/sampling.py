@@ -12,7 +12,7 @@ from beheld.core.structured_outputs import StructuredOutputs
 from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import ResponseFormat, Sampled, SamplingFields, Structured
+from beheld.server.schema import ChatRequest, CompletionRequest, ResponseFormat, Sampled, SamplingFields, Structured
 
 _TURNED = ("logit_bias", "repetition_detection", "structured_outputs")
 # Fields with the same name and meaning.
@@ -97,6 +97,17 @@ def check_named(body: Sampled, *, reports: bool, remedy: str) -> None:
     """Raise HttpError if the request names tokens to report, and asks for no report."""
     if body.logprob_token_ids and not reports:
         raise HttpError(400, "logprob_token_ids needs logprobs.", remedy, param="logprob_token_ids")
+
+
+def check_one_length(body: ChatRequest | CompletionRequest) -> None:
+    """Raise HttpError if the request says twice how long an answer may be."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise HttpError(
+            400,
+            "max_tokens and max_completion_tokens mean the same.",
+            "Send one of them.",
+            param="max_completion_tokens",
+        )
 
 
 # Fields that beam search refuses, because they shape one answer token by token. The temperature has no effect there.

@@ -348,13 +348,19 @@ class CompletionRequest(Sampled):
     @model_validator(mode="before")
     @classmethod
     def _prompted(cls, value: Any) -> Any:
-        """With embeddings a prompt may be left out, or null; without, there is none."""
-        if not isinstance(value, dict) or value.get("prompt") is not None:
+        """With embeddings a prompt may be left out, or null. As in a chat, `logprobs` may be false."""
+        if not isinstance(value, dict):
+            return value
+        if value.get("logprobs") is False:
+            value = {name: sent for name, sent in value.items() if name != "logprobs"}
+        if value.get("prompt") is not None:
             return value
         return {**value, "prompt": "" if value.get("prompt_embeds") else []}
 
     prompt: Prompt
     prompt_embeds: str | Texts | None = None
+    # A chat's name of max_tokens, which clients of both send.
+    max_completion_tokens: Whole | None = None
     logprobs: Whole | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

@@ -18,7 +18,7 @@ from PIL import Image
 from beheld import LLM, LoRARequest, SamplingParams
 from beheld.api.async_llm import AsyncLLM
 from beheld.compat.llm import ScriptLLM
-from beheld.core.errors import AsleepError, CapacityError, ConfigError, EngineError, ParamsError
+from beheld.core.errors import AsleepError, CapacityError, ConfigError, EngineError, ParamsError, PausedError
 from beheld.core.outputs import RequestOutput
 from beheld.core.sleep import EnginePart
 from beheld.core.structured_outputs import StructuredOutputs
@@ -368,7 +368,7 @@ def test_requests_wait_for_a_paused_engine_and_are_refused_by_a_sleeping_one() -
     async def run() -> None:
         async with serving("thread") as llm:
             wanted = (await told(llm, PROMPTS[0])).outputs[0].token_ids
-            await llm.pause_generation()
+            await llm.pause_generation(mode="keep")
             assert await llm.is_paused()
             task = asyncio.create_task(told(llm, PROMPTS[0]))
             await asyncio.sleep(0.1)
@@ -381,6 +381,57 @@ def test_requests_wait_for_a_paused_engine_and_are_refused_by_a_sleeping_one() -
             await llm.wake_up(["weights", "kv_cache"])
             assert not await llm.is_sleeping()
             assert (await task).outputs[0].token_ids == wanted
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"), [("thread", {}), ("process", {}), ("process", {"data_parallel_size": 2})]
+)
+def test_a_pause_refuses_requests_unless_it_keeps_them(engine: str, options: dict[str, int]) -> None:
+    async def run() -> None:
+        async with serving(engine, **options) as llm:
+            wanted = (await told(llm, PROMPTS[0])).outputs[0].token_ids
+            for mode in ("abort", "wait"):
+                task = await begun(llm, PROMPTS[1])
+                pausing = asyncio.create_task(llm.pause_generation(mode=mode))
+                await asyncio.sleep(0)
+                with pytest.raises(PausedError, match="/resume"):
+                    await told(llm, PROMPTS[0])
+                await pausing
+                assert (await task).outputs[0].finish_reason == ("abort" if mode == "abort" else "length")
+                # Weights that change in a pause change nothing of it.
+                await llm.reload_weights()
+                with pytest.raises(PausedError):
+                    await told(llm, PROMPTS[0])
+                await llm.resume_generation()
+                assert (await told(llm, PROMPTS[0])).outputs[0].token_ids == wanted
+            await llm.pause_generation()
+            # The last pause says it, and one by the name of a sleep leaves it.
+            await llm.sleep(0, "keep")
+            with pytest.raises(PausedError):
+                await told(llm, PROMPTS[0])
+            await llm.pause_generation(mode="keep")
+            task = asyncio.create_task(told(llm, PROMPTS[0]))
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            await llm.resume_generation()
+            assert (await task).outputs[0].token_ids == wanted
+
+    asyncio.run(run())
+
+
+def test_a_pause_that_is_called_off_refuses_no_more() -> None:
+    async def run() -> None:
+        async with serving("thread") as llm:
+            task = await begun(llm, PROMPTS[0])
+            pausing = asyncio.create_task(llm.pause_generation(mode="wait"))
+            await asyncio.sleep(0)
+            await llm.resume_generation()
+            with pytest.raises(EngineError, match="woken up before"):
+                await pausing
+            assert (await told(llm, PROMPTS[1])).finished
+            assert (await task).outputs[0].finish_reason == "length"
 
     asyncio.run(run())
 

@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen2.5-Omni-3B": "qwen2_5_omni",
     "google/translategemma-4b-it": "gemma3",
     "google/gemma-4-E2B-it": "gemma4",
+    "ibm-granite/granite-4.0-h-tiny": "granitemoehybrid",
     "openai/gpt-oss-20b": "gpt_oss",
     "openai/whisper-large-v3": "whisper",
     "openai/whisper-large-v2": "whisper",

@@ -58,6 +58,7 @@ FILES = (
     "openai/chat_completion",
     "openai/completion",
     "openai/responses",
+    "openai/decisions",
     "openai/models",
     "openai/test_chunked_prompt.py",
     "openai/test_return_token_ids.py",

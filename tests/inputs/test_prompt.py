@@ -75,7 +75,7 @@ def test_malformed_prompts_are_refused(prompt: Any, words: str) -> None:
 
 
 def test_a_text_model_takes_no_pictures() -> None:
-    with pytest.raises(PromptError, match="text only"):
+    with pytest.raises(PromptError, match="text input only"):
         prepare("llama", {"prompt": "Hi", "multi_modal_data": {"image": PICTURE}})
 
 

@@ -108,11 +108,13 @@ def test_answers_and_errors_are_the_servers(tmp_path: Path, capsys: pytest.Captu
         "--enable-auto-tool-choice",
         *MODEL,
     ]
-    assert main([*words, "--allowed-local-media-path", str(tmp_path)]) == 0
+    # All that can be answered is, and the status says that the input is wrong.
+    assert main([*words, "--allowed-local-media-path", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "\r" not in shown.err
     assert "2 answered, 8 failed" in shown.err
+    assert "2 lines have not the form of a request" in shown.err
     found = {row["custom_id"]: row for row in rows(target) if row["custom_id"] is not None}
     assert set(found) == {"good", "image", "field", "text", "url", "m", "s", "f"}
     assert {name: found[name]["error"]["code"] for name in ("url", "m", "s", "f")} == {

@@ -205,6 +205,8 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/v1/completions", {"prompt": "x"}, "model"),
         ("/classify", {"input": "x"}, "task"),
         ("/pooling", {"input": "x", "task": "embedd"}, "task"),
+        ("/v1/embeddings", {"input": "x", "padding": "max_length"}, "padding"),
+        ("/v1/embeddings", {"input": "x", "padding": "longest"}, "padding"),
         ("/v1/embeddings", {"input": "x " * 4000}, "input"),
         ("/v1/embeddings", {"input": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ("/score", {"text_1": ["x", "y"], "text_2": ["x", "y", "z"]}, None),

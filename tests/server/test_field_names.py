@@ -193,6 +193,10 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
      "messages.0.tool_calls.0.function.arguments", ""),
     (CHAT, HI | {"max_completion_tokens": 2, "min_tokens": 5}, "min_tokens", ""),
+    (COMPLETE, {"prompt": "a", "max_completion_tokens": 2, "min_tokens": 5}, "min_tokens", ""),
+    (COMPLETE, {"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens", ""),
+    (COMPLETE, {"prompt": "a", "max_completion_tokens": 2, "max_tokens": 2}, "max_completion_tokens", "one of them"),
+    (COMPLETE, {"prompt": "a", "logprobs": True}, "logprobs", "whole number"),
     (CHAT, HI | {"logprobs": True, "top_logprobs": 99}, "top_logprobs", "Request fewer."),
     (CHAT, HI | {"tool_choice": "auto"}, "tool_choice", "Send tools"),
     (CHAT, HI | {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "to false"),
@@ -224,6 +228,14 @@ def test_options_and_templates_of_the_request_are_what_is_named(bounded: Running
         error = bounded.post(CHAT, {**body, "max_tokens": 1}).json()["error"]
         assert error["param"] == param, error
         assert remedy in error["remedy"]
+
+
+def test_a_completion_takes_a_chats_names(running: Running) -> None:
+    asked = {"prompt": "a", "temperature": 0, "ignore_eos": True}
+    found = running.post(COMPLETE, asked | {"max_completion_tokens": 3, "logprobs": False}).json()
+    assert found["usage"]["completion_tokens"] == 3
+    assert found["choices"][0]["logprobs"] is None
+    assert "warnings" not in found
 
 
 def test_a_parameter_has_the_clients_name_in_words_too(running: Running) -> None:

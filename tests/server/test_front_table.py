@@ -208,6 +208,7 @@ def test_what_a_front_had_counted_stays_when_it_is_started_anew(
         hangs=nothing,
         restarts=lambda: one.column(Column.RESTARTS),
         counted=counted,
+        orders={},
     )
 
     def told() -> tuple[list[bytes], int]:

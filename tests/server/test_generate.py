@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from beheld.core.params import SamplingParams
 from tests.server.running import ENGINE, Running
 
 GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
 IDS = [11, 12, 13, 14]
 PARAMS: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "logprobs": 1, "detokenize": False}
 
@@ -113,3 +115,58 @@ def test_refusals_name_the_field(running: Running, body: dict[str, Any], param: 
     answer = running.post(GENERATE, {"token_ids": IDS, "sampling_params": {"max_tokens": 1}} | body)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("mode", ["tokens", "text"])
+def test_an_answer_is_ended_by_its_id_and_says_so(running: Running, mode: str) -> None:
+    """A client that ends its request by closing the connection does not see how far the answer came."""
+    asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 1500, "ignore_eos": True, "n": 2}, "stream": True}
+    other = asked | {"sampling_params": {"max_tokens": 40, "ignore_eos": True}}
+    with (
+        httpx.stream("POST", running.url + GENERATE, json=asked | {"output_mode": mode}, trust_env=False) as stream,
+        httpx.stream("POST", running.url + GENERATE, json=other, trust_env=False) as another,
+    ):
+        lines = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
+        chunks = [next(lines)]
+        name = chunks[0]["request_id"]
+        ended = running.post(ABORT, {"request_ids": [name, "nobody", name[:-1]]})
+        assert (ended.status_code, ended.content) == (200, b"")
+        chunks += lines
+        rest = [json.loads(line[6:]) for line in another.iter_lines() if line.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["abort", "abort"]
+    assert sum(len(choice["token_ids"]) for choice in choices) < 2000
+    assert rest[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["x", "y"], "max_tokens": 1500}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1500}),
+    ],
+)
+def test_so_are_answers_of_other_routes(running: Running, path: str, body: dict[str, Any]) -> None:
+    more = {"ignore_eos": True, "stream": True}
+    with httpx.stream("POST", running.url + path, json=body | more, trust_env=False) as stream:
+        lines = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
+        seen = set[int]()
+        reasons = list[str]()
+        for chunk in lines:
+            before = len(seen)
+            seen |= {choice["index"] for choice in chunk["choices"]}
+            if len(seen) == len(body.get("prompt", "x")) > before:
+                running.post(ABORT, {"request_ids": [chunk["id"]]})
+            reasons += [choice["finish_reason"] for choice in chunk["choices"] if choice["finish_reason"]]
+    assert reasons == ["abort"] * len(body.get("prompt", "x"))
+
+
+def test_what_names_no_answer_is_refused(running: Running) -> None:
+    for body, param in (({}, "request_ids"), ({"request_ids": "x"}, "request_ids"), ({"request_ids": []}, None)):
+        answer = running.post(ABORT, body)
+        if param is None:
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    # vLLM's other route of that name asks for no key.
+    assert running.post("/abort_requests", {"request_ids": ["x"]}).status_code == 404

@@ -24,6 +24,7 @@ from tests.server.test_refusals import routes
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
 SCORING = "/generative_scoring"
 SYSTEM = "/v1/systemone"
 DECISIONS = "/v1/decisions"
@@ -71,6 +72,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     **dict.fromkeys(FORMS),
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
+    ABORT: {"request_ids": ["nobody"]},
     "/": None,
     "/dashboard": None,
     "/docs": None,
@@ -241,6 +243,7 @@ def counts(running: Running, path: str) -> None:
             ({**conversation("/tokenize", "x", *[data_url()] * 5), "prompt": None}, 400),
         ],
         "/detokenize": [({"tokens": [1] * 2049}, 400)],
+        ABORT: [({"request_ids": ["x"] * 1025}, 400), ({"request_ids": ["x" * 513]}, 400)],
     }
     for body, status in many[path]:
         refused(running.post(path, (ROWS[path] or {}) | body), status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import threading
 import time
@@ -102,13 +103,35 @@ def test_a_paused_server_holds_requests(run: Running) -> None:
     assert run.get("/is_paused", headers=AUTH).json() == {"is_paused": False}
 
 
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_a_paused_server_refuses_requests_unless_it_keeps_them(run: Running, mode: str) -> None:
+    text = post(run, "/v1/completions", BODY).json()["choices"][0]["text"]
+    assert post(run, f"/pause?mode={mode}").json() == {"status": "paused"}
+    for more in ({}, {"stream": True}, {"n": 2, "temperature": 1}):
+        refused = post(run, "/v1/completions", BODY | more)
+        error = refused.json()["error"]
+        # The form that vLLM's trainers look for.
+        assert (refused.status_code, error["code"], error["type"]) == (503, 503, "ServiceUnavailableError")
+        assert "paused" in error["message"]
+        assert "again" in error["message"]
+        assert refused.headers["retry-after"]
+    asked = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+    own = post(run, "/v1/messages", asked)
+    # Anthropic's clients send such a request again.
+    assert (own.status_code, own.json()["error"]["type"]) == (503, "overloaded_error")
+    assert post(run, "/resume").json() == {"status": "resumed"}
+    assert post(run, "/v1/completions", BODY).json()["choices"][0]["text"] == text
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
     [
-        ("/sleep?level=3", "level"),
-        ("/sleep?mode=gently", "mode"),
-        ("/wake_up?tags=all", "tags"),
-        ("/pause?mode=x", "mode"),
+        ("/sleep?level=3", "query.level"),
+        ("/sleep?mode=gently", "query.mode"),
+        ("/wake_up?tags=all", "query.tags"),
+        ("/pause?mode=x", "query.mode"),
+        ("/pause?clear_cache=x", "query.clear_cache"),
+        ("/pause?wait_for_inflight_requests=x", "query.wait_for_inflight_requests"),
     ],
 )
 def test_what_is_wrong_is_told(run: Running, path: str, param: str) -> None:
@@ -157,6 +180,8 @@ def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
     made = post(run, "/v1/load_lora_adapter", {"lora_name": "red", "lora_path": folders[0]})
     assert (made.status_code, made.text) == (200, "Success: LoRA adapter 'red' added successfully.")
     assert [card.id for card in client.models.list()] == ["tiny", "red"]
+    # A client that may name a path may read the one that it, or another, named.
+    assert client.models.retrieve("red").model_dump()["root"] == folders[0]
     red = text("red")
     assert red != plain
     again = post(run, "/v1/load_lora_adapter", {"lora_name": "red", "lora_path": folders[1]})
@@ -175,12 +200,32 @@ def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
     for wrong, status in (
         ({"lora_name": "x", "lora_path": str(tmp_path / "none")}, 404),
-        ({"lora_name": "x", "lora_path": str(tmp_path)}, 400),
+        ({"lora_name": "x", "lora_path": "https://a.test/x"}, 400),
+        ({"lora_name": "x", "lora_path": str(tmp_path)}, 500),
         ({"lora_name": "tiny", "lora_path": folders[0]}, 400),
     ):
         assert post(run, "/v1/load_lora_adapter", wrong).status_code == status
     assert post(run, "/v1/load_lora_adapter", {"lora_name": "x"}).status_code == 400
     assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+def test_a_broken_adapter_is_the_server_s_and_told_whole(run: Running, tmp_path: Path) -> None:
+    """Trainers for vLLM look for these words, and for an error of the server: the request is right."""
+    folder = Path(adapters.write(Adapter(FAMILY, 1, 2, "q_proj|v_proj"), tmp_path / "one"))
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    for changes, words in (
+        ({"r": 1024}, ("is greater than max_lora_rank", "Start the engine with max_lora_rank=1024.")),
+        ({"use_dora": True}, ("does not yet support DoRA", "Train it without that.")),
+        ({"init_lora_weights": "pissa"}, ("init_lora_weights='pissa'", "Convert it")),
+        ({"modules_to_save": ["lm_head"]}, ("Unsupported modules_to_save", "Train it without that.")),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+        answer = post(run, "/v1/load_lora_adapter", {"lora_name": "broken", "lora_path": str(folder)})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (500, "InternalServerError", "lora_error")
+        assert all(each in error["message"] for each in words), error["message"]
+    assert post(run, "/v1/completions", BODY).status_code == 200
+    assert post(run, "/weight_checker").status_code == 400
 
 
 def test_adapters_come_and_go_as_sagemaker_asks(run: Running, tmp_path: Path) -> None:

@@ -255,6 +255,17 @@ def test_sleep_and_pause_are_those_of_all(three: ThreeFronts) -> None:
         assert three.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2}, (front + 2) % 3)[0] == 200
 
 
+def test_an_answer_is_ended_by_its_id_over_any_front(three: ThreeFronts) -> None:
+    body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    for front in range(3):
+        answer = three.begin("POST", "/v1/completions", body, front)
+        name = json.loads(answer.readline().removeprefix(b"data: "))["id"]
+        path = "/inference/v1/abort_requests"
+        assert three.ask("POST", path, {"request_ids": [name]}, (front + 1) % 3) == (200, "")
+        reasons = [choice["finish_reason"] for _, event in events(answer) for choice in event["choices"]]
+        assert reasons[-1] == "abort"
+
+
 def test_a_profile_begins_and_ends_over_any_front(three: ThreeFronts) -> None:
     for number, (begin, end) in enumerate(((0, 1), (1, 2), (2, 0)), 1):
         assert three.ask("POST", "/stop_profile", front=begin)[0] == 400

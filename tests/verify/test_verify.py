@@ -305,7 +305,7 @@ def test_text_alone_is_asked_as_the_template_reads_it(family: str, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("llama", "examples/scene.png"), "does not accept image; it accepts text only"),
+        (("llama", "examples/scene.png"), "does not accept image; it takes text input only"),
         (("qwen2_vl", "missing.png"), "There is no file 'missing.png'"),
         (("qwen2_vl", "https://example.com/a.png"), "is no file. Fetch it first"),
         (("qwen2_vl", "examples/scene.png", "--text-only"), "--text-only was said, and media were given"),

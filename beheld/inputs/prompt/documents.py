@@ -391,7 +391,7 @@ def check_count(found: Sequence[FoundDocument], modalities: Sequence[str], limit
     images = [one for one in found if one.wish.text is not TextLayer.ONLY and not _is_text(one.media_type)]
     if images and not modalities:
         raise PromptError(
-            "This model does not accept documents; it accepts text only.",
+            "This model does not accept documents; it takes text input only.",
             "Send PDFs with text_layer: 'only', or their text.",
             param=images[0].ref.place,
         )

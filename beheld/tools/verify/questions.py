@@ -44,8 +44,8 @@ def question_of(
     info = read_info(resolve(args), args)
     for ref in media:
         if ref.modality not in info.modalities:
-            takes = " and ".join(info.modalities) or "text only"
-            raise PromptError(f"The model {info.name!r} does not accept {ref.modality}; it accepts {takes}.")
+            takes = " and ".join(info.modalities) or "text input only"
+            raise PromptError(f"The model {info.name!r} does not accept {ref.modality}; it takes {takes}.")
     items = {kind: [_opened(ref, args) for ref in media if ref.modality == kind] for kind in MODALITIES}
     kinds = [kind for kind, found in items.items() if found]
 
