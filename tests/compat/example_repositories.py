@@ -151,24 +151,17 @@ def _with_code(family: str, module: str, name: str) -> Make:
     return make
 
 
-def _described(family: str, **entries: Any) -> Make:
-    """The tiny checkpoint under the configuration of a model that is not built."""
-
-    def make(folder: Path) -> None:
-        _of(family, None)(folder)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text.write_json(folder / "config.json", config | entries)
-
-    return make
-
-
 def _rotary(folder: Path) -> None:
-    """An encoder with the entries of jina-embeddings-v3 that say what is special about it."""
-    from tests.pool import checkpoints
+    from tests.pool import test_rotary
 
-    checkpoints.encoder(folder, "XLMRobertaModel")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text.write_json(folder / "config.json", config | {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+    test_rotary.lay(folder, matryoshka_dimensions=[32, 64])
+
+
+def _rewards(folder: Path) -> None:
+    from tests.families import test_internlm2
+
+    folder.rmdir()
+    test_internlm2.lay(folder, biased=False, head=True)
 
 
 def _contrastive(kind: str) -> Make:
@@ -230,9 +223,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
     "internlm/Intern-S1-mini": _with_code("interns1", "tokenization_interns1", "InternS1Tokenizer"),
-    "internlm/internlm2-1_8b-reward": _described(
-        "llama", architectures=["InternLM2ForRewardModel"], model_type="internlm2"
-    ),
+    "internlm/internlm2-1_8b-reward": _rewards,
     "intfloat/e5-small": _encoder("BertModel"),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
     "jinaai/jina-embeddings-v3": _rotary,
