@@ -157,6 +157,14 @@ def _rotary(folder: Path) -> None:
     test_rotary.lay(folder, matryoshka_dimensions=[32, 64])
 
 
+def _both_layouts(folder: Path) -> None:
+    """The tiny Mistral in transformers' layout, and a model that calls the example's tool in Mistral's own."""
+    from tests.compat import scripted
+
+    _of("mistral")(folder)
+    scripted.write_mistral(folder, scripted.MISTRAL)
+
+
 def _rewards(folder: Path) -> None:
     from tests.families import test_internlm2
 
@@ -232,7 +240,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4", 1_048_576),
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
-    "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
+    "mistralai/Mistral-7B-Instruct-v0.3": _both_layouts,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
     "mistralai/Voxtral-Mini-3B-2507": _of("voxtral"),
     "moonshotai/Kimi-K2.5": _census("kimi_k25"),
