@@ -165,6 +165,42 @@ def _both_layouts(folder: Path) -> None:
     scripted.write_mistral(folder, scripted.MISTRAL)
 
 
+def _with_parts(family: str) -> Make:
+    """The tiny checkpoint with the checkpoints of its parts, which its configuration names, in folders of its own."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(tiny.checkpoint(family), folder, dirs_exist_ok=True)
+
+    return make
+
+
+def _named(family: str, architecture: str) -> Make:
+    """The tiny checkpoint as one of another class."""
+    from tests.pool import checkpoints
+
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        checkpoints.copied(family, folder, architectures=[architecture])
+
+    return make
+
+
+def _reranker(folder: Path) -> None:
+    from tests.pool import test_vision_rerankers
+
+    folder.rmdir()
+    test_vision_rerankers.lay_jina(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config.get("text_config", config)["max_position_embeddings"] = 32768
+    text.write_json(folder / "config.json", config)
+
+
+def _class_adapter(folder: Path) -> None:
+    from tests.lora import adapters
+
+    adapters.write(adapters.Adapter("qwen2", 1), folder)
+
+
 def _rewards(folder: Path) -> None:
     from tests.families import test_internlm2
 
@@ -218,6 +254,7 @@ _ADAPTERS = [
 REPOSITORIES: Mapping[str, Make] = {
     **dict.fromkeys(_LLAMAS, _of("llama")),
     **dict.fromkeys(_ADAPTERS, _adapter),
+    "AmirMohseni/skywork-qwen3-0.6b-reward-lora": _class_adapter,
     "allenai/Molmo2-8B": _of("molmo2"),
     "BAAI/bge-m3": _encoder("XLMRobertaModel"),
     "BAAI/bge-reranker-v2-gemma": _of("gemma2"),
@@ -225,7 +262,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "boltuix/NeuroBERT-NER": _encoder("BertForTokenClassification", num_labels=5),
     "deepseek-ai/DeepSeek-OCR-2": _census("deepseek_ocr2"),
     "facebook/opt-125m": _opt,
-    "fixie-ai/ultravox-v0_5-llama-3_2-1b": _of("ultravox"),
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": _with_parts("ultravox"),
     "google/gemma-4-31B-it": _of("gemma4"),
     "google/siglip-base-patch16-224": _contrastive("siglip"),
     "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
@@ -233,8 +270,12 @@ REPOSITORIES: Mapping[str, Make] = {
     "internlm/Intern-S1-mini": _with_code("interns1", "tokenization_interns1", "InternS1Tokenizer"),
     "internlm/internlm2-1_8b-reward": _rewards,
     "intfloat/e5-small": _encoder("BertModel"),
+    "intfloat/multilingual-e5-small": _encoder("BertModel", max_position_embeddings=512),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
     "jinaai/jina-embeddings-v3": _rotary,
+    "jinaai/jina-embeddings-v4-vllm-text-matching": _of("qwen2_5_vl"),
+    "jinaai/jina-reranker-m0": _reranker,
+    "jinaai/jina-reranker-v3": _named("qwen2", "JinaForRanking"),
     "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
     "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
     "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
@@ -265,6 +306,9 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
     "Qwen/Qwen3.5-4B": _of("qwen3_5"),
     "royokong/e5-v": _of("llava_next"),
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": _classifier(
+        "qwen2", "Qwen2ForSequenceClassification", id2label={0: "score"}, label2id={"score": 0}, pad_token_id=0
+    ),
     "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": _quantized("awq"),
     "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": _quantized("gptq"),
     "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),

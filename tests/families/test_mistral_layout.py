@@ -303,6 +303,14 @@ def test_a_layout_that_is_not_there(tmp_path: Path) -> None:
         LLM(str(tiny.checkpoint("mistral")), config_format="other")
 
 
+def test_transformers_layout_by_its_name() -> None:
+    """vLLM's words for it; `hf` as load_format was refused."""
+    options: dict[str, Any] = dict.fromkeys(("config_format", "tokenizer_mode", "load_format"), "hf")
+    with LLM(str(tiny.checkpoint("mistral")), dtype="float32", max_model_len=64, **options) as llm:
+        (output,) = llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.outputs[0].token_ids
+
+
 def test_a_repository_in_this_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path / "hub")
     hub.enter(monkeypatch)
