@@ -282,7 +282,7 @@ ABSENT: Mapping[str, str] = {
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.model_executor.model_loader.tensorizer": "Weights are read from safetensors.",
     "vllm.pooling_params.LateChunkingParams": (
-        "Vectors of parts of a text are not built; LLM.encode gives each token's, and a part's is their mean."
+        "/v1/embeddings chunks late; in a script, a chunk's vector is the mean of its tokens', which LLM.encode gives."
     ),
     "vllm.utils.gpu_sync_debug": _OWN_BATCHES,
     "vllm.utils.torch_utils": _OWN_BATCHES,

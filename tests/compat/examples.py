@@ -40,6 +40,7 @@ LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 ARGUMENTS: Mapping[str, str] = {
     "basic/chat.py": "--max-tokens 8",
     "data_parallel.py": "--dp-size 2 --enforce-eager --max-model-len 512",
+    "data_parallel_offline.py": "-dp=2 --enforce-eager --max-model-len 512",
     "llm_engine_example.py": "--model facebook/opt-125m",
     "llm_engine_reset_kv.py": "--model facebook/opt-125m",
     "load_sharded_state.py": "--model {model}",
@@ -152,9 +153,9 @@ def run(
 
 def _arguments(name: str) -> str:
     """The arguments of a script: of its own name, or of the older one's that stands elsewhere without `_offline`."""
-    older = Path(name).stem.removesuffix("_offline")
-    found = (words for other, words in ARGUMENTS.items() if Path(other).stem == older)
-    return ARGUMENTS.get(name) or next(found, "")
+    path = Path(name)
+    by_stem = {Path(other).stem: words for other, words in ARGUMENTS.items()}
+    return ARGUMENTS.get(name, by_stem.get(path.stem, by_stem.get(path.stem.removesuffix("_offline"), "")))
 
 
 def _started(python: str | None, processes: int | None) -> tuple[str, ...]:
