@@ -266,6 +266,7 @@ _OWN_BATCHES = (
     "Parts of vLLM's own steps on a GPU are not built; a logits processor written for them runs as a class of "
     "vllm.v1.sample.logits_processor."
 )
+_SERVER = "The parts of vLLM's server are not built; `beheld serve` is the server."
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
     "vllm.benchmarks.serve": "`beheld bench` measures a server.",
@@ -278,6 +279,9 @@ ABSENT: Mapping[str, str] = {
     "vllm.distributed.parallel_state": _PROCESSES,
     "vllm.distributed.utils": _SAME_WEIGHTS,
     "vllm.distributed.weight_transfer": _SAME_WEIGHTS,
+    "vllm.entrypoints.launchers.launcher": _SERVER,
+    "vllm.entrypoints.serve": _SERVER,
+    "vllm.envs": "Variables are read by beheld itself: docs/reference/environment.md lists them.",
     "vllm.forward_context": _PROCESSES,
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.model_executor.model_loader.tensorizer": "Weights are read from safetensors.",

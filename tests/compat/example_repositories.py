@@ -185,6 +185,12 @@ def _named(family: str, architecture: str) -> Make:
     return make
 
 
+def _aligner(folder: Path) -> None:
+    from tests.families import test_qwen3_asr
+
+    text.write_json(folder / "config.json", test_qwen3_asr.ALIGNER)
+
+
 def _reranker(folder: Path) -> None:
     from tests.pool import test_vision_rerankers
 
@@ -298,6 +304,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
     "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
+    "Qwen/Qwen3-ForcedAligner-0.6B": _aligner,
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
     "Qwen/Qwen3-Reranker-0.6B": _judge("qwen2"),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),

@@ -257,6 +257,8 @@ def test_an_awaited_engine_says_how_it_is(monkeypatch: pytest.MonkeyPatch) -> No
         ("from vllm.config import KVTransferConfig", "caches are not transferred"),
         ("import vllm.nonsense", "'vllm.nonsense' has no counterpart"),
         ("import no_such_package.part", "'no_such_package', which is not installed"),
+        ("raise ModuleNotFoundError(name='zmq')", "pip install pyzmq."),
+        ("import vllm.envs", "environment.md lists them"),
     ],
 )
 def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str) -> None:
