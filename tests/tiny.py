@@ -727,6 +727,7 @@ for _own in _OWN:
     TINY |= _own.TINY
     IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())
     VIDEO_FAMILIES += getattr(_own, "VIDEO_FAMILIES", ())
+    TEXT_FAMILIES += getattr(_own, "TEXT_FAMILIES", ())
 TEXT_FAMILIES += tiny_recurrent.TEXT_FAMILIES + tiny_mamba.TEXT_FAMILIES
 APART = tiny_speech.TINY
 """Families whose prompts are unlike the others', each with tests of its own."""

@@ -131,7 +131,7 @@ def publish(weights: dict[str, Any], groups: int = 0) -> dict[str, Any]:
     if groups:
         for name in [name for name in made if ".self_attn.q_proj." in name]:
             parts = [made.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
-            heads = [part.view(groups, -1, 32, part.shape[-1]) for part in parts]
+            heads = [part.unflatten(0, (groups, -1, 32)) for part in parts]
             made[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(heads, dim=1).flatten(0, 2)
     return {name: weight.contiguous() for name, weight in made.items()}
 
@@ -173,7 +173,7 @@ def write_model(
 INTERNLM2_TURNS = ("<|plugin|>", "<|interpreter|>", "<|action_end|>", "<|action_start|>", "<|im_end|>", "<|im_start|>")
 
 
-def write_internlm2_tokenizer(path: Path) -> dict[str, int]:
+def write_internlm2_tokenizer(path: Path, marks: tuple[str, ...] = VISION_MARKS) -> dict[str, int]:
     """A SentencePiece model whose unused pieces tokenizer_config.json gives other names; without a tokenizer.json."""
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -197,12 +197,12 @@ def write_internlm2_tokenizer(path: Path) -> dict[str, int]:
     pieces = SentencePieceProcessor(model_proto=model.getvalue())
     unused = [pieces.piece_to_id(f"[UNUSED_TOKEN_{141 + n}]") for n in range(len(INTERNLM2_TURNS))]
     size = pieces.get_piece_size()
-    added = {token: size + n for n, token in enumerate(VISION_MARKS)}
+    added = {token: size + n for n, token in enumerate(marks)}
     named = {"<unk>": 0, "<s>": 1, "</s>": 2} | dict(zip(INTERNLM2_TURNS, unused, strict=True)) | added
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     settings = {
         "added_tokens_decoder": {str(index): {"content": token} | flags for token, index in named.items()},
-        "additional_special_tokens": [*INTERNLM2_TURNS[::-1], *VISION_MARKS],
+        "additional_special_tokens": [*INTERNLM2_TURNS[::-1], *marks],
         "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},
         "bos_token": "<s>",
         "chat_template": CHATML,

@@ -30,6 +30,7 @@ from beheld.core.errors import AsleepError, EngineDeadError, ParamsError, StepEr
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
 from beheld.core.params import RequestOutputKind, SamplingParams
 from beheld.core.pooling_params import Alignment, Pooling, PoolingParams
+from beheld.core.profiling import ProfilerConfig
 from beheld.core.request import LoRARequest, Request
 from beheld.core.sampling import Sampling
 from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
@@ -171,6 +172,7 @@ class AsyncLLM:
         self._inputs = remote.inputs
         self._defaults = self._inputs.default_params()
         # Read once, as those of conversations.
+        self._profiles = ProfilerConfig.of(args.profiler_config).torch_profiler_dir
         self._scoring_template = text_of(args.chat_template) if args.chat_template else None
         self.host = HostTurns()
         self._preparation = Preparation(self._inputs, Pools(self.host, remote.place), self._check_alive)
@@ -688,12 +690,12 @@ class AsyncLLM:
         await self._ask(Profile)
 
     async def stop_profile(self) -> None:
-        """End the record and write it into the folder that BEHELD_PROFILES or VLLM_TORCH_PROFILER_DIR names.
+        """End the record and write it into the folder that profiler_config, else BEHELD_PROFILES, names.
 
         Raises:
             ParamsError: nothing is recorded.
         """
-        folder = env.PROFILES()
+        folder = self._profiles or env.PROFILES()
         await self._ask(lambda number: Profile(number, folder))
 
     async def pause_generation(

@@ -20,6 +20,8 @@ from beheld.core.errors import ConfigError
 
 _COMMAND = "from beheld.cli.main import command\ncommand()\n"
 _ROOT = Path(__file__).parents[2]
+# Packages whose name in an index is another than that of their import.
+_DISTRIBUTIONS = {"cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq"}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # Flags of python that change nothing here.
 _WITHOUT_EFFECT = frozenset(("-u", "-B", "-E", "-I", "-s"))
@@ -183,7 +185,7 @@ def _absent(error: ModuleNotFoundError) -> ConfigError:
     package = error.name.split(".")[0]
     return ConfigError(
         f"The script imports {package!r}, which is not installed.",
-        f"Install it: pip install {package}.",
+        f"Install it: pip install {_DISTRIBUTIONS.get(package, package)}.",
         param="import",
     )
 

@@ -20,6 +20,7 @@ from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.pooling_params import PoolingParams
+from beheld.core.profiling import ProfilerConfig
 from beheld.core.request import LoRARequest
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of
 from beheld.inputs.pipeline import Chat
@@ -108,12 +109,14 @@ class ScriptLLM(LLM):
         self._live().engine.profile(None)
 
     def stop_profile(self) -> None:
-        """End the record and write it into the folder VLLM_TORCH_PROFILER_DIR, as a trace for Chrome and Perfetto.
+        """End the record and write it as a trace for Chrome and Perfetto.
+
+        It goes into the folder that profiler_config or VLLM_TORCH_PROFILER_DIR names.
 
         Raises:
             ParamsError: nothing is recorded.
         """
-        self._live().engine.profile(env.PROFILES())
+        self._live().engine.profile(ProfilerConfig.of(self._args.profiler_config).torch_profiler_dir or env.PROFILES())
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """As LLM.sleep; requests that a script steps end, as `mode` says.

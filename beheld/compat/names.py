@@ -31,6 +31,7 @@ _OUTPUTS = {
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _CONFIG = {
     "StructuredOutputsConfig": "beheld.compat.grammars:StructuredOutputsConfig",
+    "ProfilerConfig": "beheld.core.profiling:ProfilerConfig",
     "VllmConfig": "beheld.core.config:EngineConfig",
 }
 _LOGITS = {
@@ -261,11 +262,15 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 _ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
 _SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
+_OWN_BATCHES = (
+    "Parts of vLLM's own steps on a GPU are not built; a logits processor written for them runs as a class of "
+    "vllm.v1.sample.logits_processor."
+)
+_SERVER = "The parts of vLLM's server are not built; `beheld serve` is the server."
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
     "vllm.benchmarks.serve": "`beheld bench` measures a server.",
     "vllm.config.KVTransferConfig": _ONE_ENGINE,
-    "vllm.config.ProfilerConfig": "LLM.start_profile records with torch's profiler.",
     "vllm.config.WeightTransferConfig": _SAME_WEIGHTS,
     "vllm.config.kv_transfer": _ONE_ENGINE,
     "vllm.distributed.device_communicators": _SAME_WEIGHTS,
@@ -274,12 +279,20 @@ ABSENT: Mapping[str, str] = {
     "vllm.distributed.parallel_state": _PROCESSES,
     "vllm.distributed.utils": _SAME_WEIGHTS,
     "vllm.distributed.weight_transfer": _SAME_WEIGHTS,
+    "vllm.entrypoints.launchers.launcher": _SERVER,
+    "vllm.entrypoints.serve": _SERVER,
+    "vllm.envs": "Variables are read by beheld itself: docs/reference/environment.md lists them.",
     "vllm.forward_context": _PROCESSES,
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.model_executor.model_loader.tensorizer": "Weights are read from safetensors.",
+    "vllm.pooling_params.LateChunkingParams": (
+        "/v1/embeddings chunks late; in a script, a chunk's vector is the mean of its tokens', which LLM.encode gives."
+    ),
+    "vllm.utils.gpu_sync_debug": _OWN_BATCHES,
+    "vllm.utils.torch_utils": _OWN_BATCHES,
     "vllm.v1.core": _PROCESSES,
     "vllm.v1.kv_cache_interface": _PROCESSES,
-    "vllm.v1.metrics.loggers": "/metrics has the figures.",
+    "vllm.v1.metrics.loggers": "Loggers of a script's own are not called: /metrics and LLM.get_metrics have figures.",
     "vllm.v1.request": _PROCESSES,
     "vllm.v1.watermarking": "Texts are not marked.",
     "vllm.v1.worker": "vllm.v1.sample.logits_processor.LogitsProcessor changes logits.",

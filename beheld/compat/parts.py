@@ -20,10 +20,13 @@ class ShardedStateLoader:
     """The name that scripts read of vLLM's loader.
 
     Attributes:
-        DEFAULT_PATTERN: how the parts are called.
+        DEFAULT_PATTERN, TP_ONLY_PATTERN: how the parts are called, in vLLM before 0.33 and since.
+        PP_AND_TP_PATTERN: how vLLM calls those of stages; scripts only show it.
     """
 
     DEFAULT_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+    TP_ONLY_PATTERN = DEFAULT_PATTERN
+    PP_AND_TP_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
 
 
 def save(source: Path, target: Path, pattern: str | None = None, max_size: int | None = None) -> None:

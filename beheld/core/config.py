@@ -134,6 +134,7 @@ class EngineArgs:
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
     enable_sleep_mode: bool = False
+    profiler_config: dict[str, Any] | None = None
 
     def keywords(self) -> dict[str, Any]:
         """Every option as a keyword of LLM and AsyncLLM."""

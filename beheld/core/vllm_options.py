@@ -234,7 +234,6 @@ _refused("It is a flag of the server; scripts get the whole text.", "reasoning_p
 _refused("Texts are not marked; leave it out.", "watermark_config")
 _refused("Models answer token by token; leave it out.", "diffusion_config engram_config")
 _refused("Read /metrics or the server's log.", "otlp_traces_endpoint collect_detailed_traces")
-_refused("Use torch's profiler in a script of your own.", "profiler_config")
 _refused("`scheduling_policy` is fcfs or priority.", "scheduler_cls")
 _refused(_OUT, "worker_cls", only=("auto",))
 _refused(_OUT, "worker_extension_cls additional_config")

@@ -29,6 +29,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.logits_processors import FromPackage, of_pooling
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.pooling import PoolerConfig, runner_and_convert
+from beheld.core.profiling import ProfilerConfig
 from beheld.core.sampling import LogprobsMode
 from beheld.core.value_checks import nearest
 from beheld.engine.core import EngineCore
@@ -65,7 +66,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
     "logprobs_mode": tuple(mode.value for mode in LogprobsMode),
-    "load_format": ("auto", "safetensors", "sharded_state", "dummy", *layouts()),
+    "load_format": ("auto", "hf", "safetensors", "sharded_state", "dummy", *layouts()),
     "tokenizer_mode": ("auto", "slow", "hf", *layouts()),
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
@@ -186,6 +187,7 @@ def check(args: EngineArgs) -> None:
     check_numbers(args)
     runner_and_convert(args.task, args.runner, args.convert)
     _one_pooler_config(args)
+    _check_profiles(args)
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
         value = getattr(args, name)
         if value is not None and not isinstance(value, Mapping):
@@ -216,6 +218,17 @@ def _one_pooler_config(args: EngineArgs) -> None:
         args.override_pooler_config = args.pooler_config
         args.pooler_config = None
     PoolerConfig.of(args.override_pooler_config)
+
+
+def _check_profiles(args: EngineArgs) -> None:
+    """Refuse a wrong entry of profiler_config, and name those without an effect.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    idle = ProfilerConfig.of(args.profiler_config).without_effect()
+    if idle:
+        logger.info("Entries of profiler_config that change nothing here: %s.", ", ".join(idle))
 
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:

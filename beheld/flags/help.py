@@ -24,6 +24,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         'JSON of how hidden states are pooled, for example `{"pooling_type": "MEAN", "normalize": true}`',
     ),
     "pooler_config": ("the checkpoint's", "the same as `--override-pooler-config`"),
+    "profiler_config": (
+        "none",
+        'JSON of where `/stop_profile` writes, `{"profiler": "torch", "torch_profiler_dir": "traces"}`; else that of '
+        "`BEHELD_PROFILES`",
+    ),
     "trust_remote_code": ("", "run Python code that the checkpoint brings"),
     "revision": ("newest", "branch, tag or commit of a hub model"),
     "mmproj": ("the one next to it", "of a GGUF model, the file of its vision part; empty for none"),
@@ -37,7 +42,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "config_format": ("", "`auto` reads params.json where there is no config.json; `hf` never, `mistral` always"),
     "load_format": (
         "",
-        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), `mistral` for"
+        "`auto`, `hf`, `safetensors`, `sharded_state` (the same: parts go by their names), `mistral` for"
         " consolidated.safetensors, or `dummy` for random weights",
     ),
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),

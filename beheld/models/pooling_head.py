@@ -18,8 +18,8 @@ from beheld.core.errors import ModelError, first_line
 from beheld.core.pooling import DenseLayer
 from beheld.families import registry
 
-# Names of the module that transformers' decoders with classes have after their layers.
-_SCORES = ("score", "classifier")
+# Names of the module that decoders with classes have after their layers, in transformers or in their publisher's code.
+_SCORES = ("score", "classifier", "v_head")
 # Names of a linear layer's weights in sentence-transformers' files.
 _PREFIXES = ("linear.", "dense.", "")
 # The module with rows of the generating head, or with sentence-transformers' layers.

@@ -151,24 +151,67 @@ def _with_code(family: str, module: str, name: str) -> Make:
     return make
 
 
-def _described(family: str, **entries: Any) -> Make:
-    """The tiny checkpoint under the configuration of a model that is not built."""
+def _rotary(folder: Path) -> None:
+    from tests.pool import test_rotary
+
+    test_rotary.lay(folder, matryoshka_dimensions=[32, 64])
+
+
+def _both_layouts(folder: Path) -> None:
+    """The tiny Mistral in transformers' layout, and a model that calls the example's tool in Mistral's own."""
+    from tests.compat import scripted
+
+    _of("mistral")(folder)
+    scripted.write_mistral(folder, scripted.MISTRAL)
+
+
+def _with_parts(family: str) -> Make:
+    """The tiny checkpoint with the checkpoints of its parts, which its configuration names, in folders of its own."""
 
     def make(folder: Path) -> None:
-        _of(family, None)(folder)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text.write_json(folder / "config.json", config | entries)
+        shutil.copytree(tiny.checkpoint(family), folder, dirs_exist_ok=True)
 
     return make
 
 
-def _rotary(folder: Path) -> None:
-    """An encoder with the entries of jina-embeddings-v3 that say what is special about it."""
+def _named(family: str, architecture: str) -> Make:
+    """The tiny checkpoint as one of another class."""
     from tests.pool import checkpoints
 
-    checkpoints.encoder(folder, "XLMRobertaModel")
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        checkpoints.copied(family, folder, architectures=[architecture])
+
+    return make
+
+
+def _aligner(folder: Path) -> None:
+    from tests.families import test_qwen3_asr
+
+    text.write_json(folder / "config.json", test_qwen3_asr.ALIGNER)
+
+
+def _reranker(folder: Path) -> None:
+    from tests.pool import test_vision_rerankers
+
+    folder.rmdir()
+    test_vision_rerankers.lay_jina(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text.write_json(folder / "config.json", config | {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+    config.get("text_config", config)["max_position_embeddings"] = 32768
+    text.write_json(folder / "config.json", config)
+
+
+def _class_adapter(folder: Path) -> None:
+    from tests.lora import adapters
+
+    adapters.write(adapters.Adapter("qwen2", 1), folder)
+
+
+def _rewards(folder: Path) -> None:
+    from tests.families import test_internlm2
+
+    folder.rmdir()
+    test_internlm2.lay(folder, biased=False, head=True)
 
 
 def _contrastive(kind: str) -> Make:
@@ -217,6 +260,7 @@ _ADAPTERS = [
 REPOSITORIES: Mapping[str, Make] = {
     **dict.fromkeys(_LLAMAS, _of("llama")),
     **dict.fromkeys(_ADAPTERS, _adapter),
+    "AmirMohseni/skywork-qwen3-0.6b-reward-lora": _class_adapter,
     "allenai/Molmo2-8B": _of("molmo2"),
     "BAAI/bge-m3": _encoder("XLMRobertaModel"),
     "BAAI/bge-reranker-v2-gemma": _of("gemma2"),
@@ -224,24 +268,26 @@ REPOSITORIES: Mapping[str, Make] = {
     "boltuix/NeuroBERT-NER": _encoder("BertForTokenClassification", num_labels=5),
     "deepseek-ai/DeepSeek-OCR-2": _census("deepseek_ocr2"),
     "facebook/opt-125m": _opt,
-    "fixie-ai/ultravox-v0_5-llama-3_2-1b": _of("ultravox"),
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": _with_parts("ultravox"),
     "google/gemma-4-31B-it": _of("gemma4"),
     "google/siglip-base-patch16-224": _contrastive("siglip"),
     "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
     "internlm/Intern-S1-mini": _with_code("interns1", "tokenization_interns1", "InternS1Tokenizer"),
-    "internlm/internlm2-1_8b-reward": _described(
-        "llama", architectures=["InternLM2ForRewardModel"], model_type="internlm2"
-    ),
+    "internlm/internlm2-1_8b-reward": _rewards,
     "intfloat/e5-small": _encoder("BertModel"),
+    "intfloat/multilingual-e5-small": _encoder("BertModel", max_position_embeddings=512),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
     "jinaai/jina-embeddings-v3": _rotary,
+    "jinaai/jina-embeddings-v4-vllm-text-matching": _of("qwen2_5_vl"),
+    "jinaai/jina-reranker-m0": _reranker,
+    "jinaai/jina-reranker-v3": _named("qwen2", "JinaForRanking"),
     "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
     "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
     "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4", 1_048_576),
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
-    "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
+    "mistralai/Mistral-7B-Instruct-v0.3": _both_layouts,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
     "mistralai/Voxtral-Mini-3B-2507": _of("voxtral"),
     "moonshotai/Kimi-K2.5": _census("kimi_k25"),
@@ -258,6 +304,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
     "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
+    "Qwen/Qwen3-ForcedAligner-0.6B": _aligner,
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
     "Qwen/Qwen3-Reranker-0.6B": _judge("qwen2"),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),
@@ -266,6 +313,9 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
     "Qwen/Qwen3.5-4B": _of("qwen3_5"),
     "royokong/e5-v": _of("llava_next"),
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": _classifier(
+        "qwen2", "Qwen2ForSequenceClassification", id2label={0: "score"}, label2id={"score": 0}, pad_token_id=0
+    ),
     "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": _quantized("awq"),
     "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": _quantized("gptq"),
     "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),

@@ -2,9 +2,9 @@
 
     python -m tests.compat.examples FOLDER [--only TEXT] [--stage FOLDER]
 
-FOLDER is a copy of vLLM's examples/offline_inference. Each script runs in a process of its own, as `beheld run-vllm
-SCRIPT` with the arguments of ARGUMENTS, on tiny checkpoints under the real repositories' names and without a network;
-those of PROCESSES are started by torchrun.
+FOLDER is a copy of vLLM's examples/offline_inference, or of the offline scripts of its examples since 0.33. Each script
+runs in a process of its own, as `beheld run-vllm SCRIPT` with the arguments of ARGUMENTS, on tiny checkpoints under the
+real repositories' names and without a network; those of PROCESSES are started by torchrun.
 A row says what happened:
 
 ran      it ended with status 0
@@ -40,6 +40,7 @@ LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 ARGUMENTS: Mapping[str, str] = {
     "basic/chat.py": "--max-tokens 8",
     "data_parallel.py": "--dp-size 2 --enforce-eager --max-model-len 512",
+    "data_parallel_offline.py": "-dp=2 --enforce-eager --max-model-len 512",
     "llm_engine_example.py": "--model facebook/opt-125m",
     "llm_engine_reset_kv.py": "--model facebook/opt-125m",
     "load_sharded_state.py": "--model {model}",
@@ -51,6 +52,8 @@ ARGUMENTS: Mapping[str, str] = {
     "vision_language_multi_image.py": "-m qwen2_vl",
     "vision_language_pooling.py": "-m vlm2vec_phi3v",
     "audio_language.py": "-m qwen2_audio",
+    # The default is a Llama with attention both ways, which is not built.
+    "pooling/score/using_template_offline.py": "--model Qwen/Qwen3-Reranker-0.6B",
 }
 # How many processes of a script torchrun starts: as many as its options share the model or the prompts among.
 PROCESSES: Mapping[str, int] = {
@@ -120,7 +123,7 @@ def run(
         processes: how many of torchrun's, if not as PROCESSES says.
     """
     source = script.read_text(encoding="utf-8")
-    given = ARGUMENTS.get(name, "") if words is None else words
+    given = _arguments(name) if words is None else words
     for repository in _repositories(source, given.split()):
         if example_repositories.known(repository):
             example_repositories.lay(made.hub, repository)
@@ -146,6 +149,13 @@ def run(
             return Row(name, "broke", limit_s, f"no end after {limit_s:.0f} s")
         seconds = time.monotonic() - started
     return Row(name, *_judged(process.returncode, said, seconds), printed)
+
+
+def _arguments(name: str) -> str:
+    """The arguments of a script: of its own name, or of the older one's that stands elsewhere without `_offline`."""
+    path = Path(name)
+    by_stem = {Path(other).stem: words for other, words in ARGUMENTS.items()}
+    return ARGUMENTS.get(name, by_stem.get(path.stem, by_stem.get(path.stem.removesuffix("_offline"), "")))
 
 
 def _started(python: str | None, processes: int | None) -> tuple[str, ...]:

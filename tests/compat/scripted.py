@@ -7,12 +7,15 @@ The text's pieces are tokens of their own, so that each occurs once and has one 
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests import tiny
+from tests import tiny_text as text
 
 WIDTH = 256
 # Templates of real models have what clients ask for, and those of the tiny checkpoints have not: reasoning, tools.
@@ -39,6 +42,59 @@ CALL = (
     '\n{"name": "get_current_weather", "arguments": {"city": "Dallas", "state": "TX", "unit": "fahrenheit"}}\n',
     "</tool_call>",
 )
+# What vLLM's example of tools wants of Mistral 7B: a token that prompts end with -> what it says then.
+MISTRAL = {
+    "[/INST]": (
+        "[TOOL_CALLS]",
+        '[{"name": "get_current_weather", "arguments": {"city": "Dallas", "state": "TX", "unit": "fahrenheit"}}]',
+    ),
+    "[/TOOL_RESULTS]": ("It is 85 degrees fahrenheit in Dallas.",),
+}
+MARKS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]")
+MARKS += ("[/TOOL_RESULTS]", "[TOOL_CALLS]", "<pad>")
+
+
+def write_mistral(folder: Path, answers: Mapping[str, Sequence[str]]) -> None:
+    """Write a model in Mistral's own layout, of the third version, that answers by the last token of a prompt.
+
+    Its files stand next to those of transformers' layout where `folder` has them.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    ids = dict(text.write_tekken(folder, MARKS, {}))
+    stored = json.loads((folder / "tekken.json").read_text(encoding="utf-8"))
+    for piece in (each for pieces in answers.values() for each in pieces if each not in ids):
+        ids[piece] = len(ids)
+        entry = {"token_bytes": base64.b64encode(piece.encode()).decode(), "token_str": piece}
+        stored["vocab"].append({"rank": len(stored["vocab"]), **entry})
+    sizes = {"default_vocab_size": len(ids), "num_vocab_tokens": len(stored["vocab"])}
+    stored["config"] |= {"version": "v3", **sizes}
+    text.write_json(folder / "tekken.json", stored)
+    params: dict[str, Any] = {
+        **{"dim": WIDTH, "head_dim": 64, "hidden_dim": 32, "n_heads": 4, "n_kv_heads": 4, "n_layers": 1},
+        **{"norm_eps": 1e-5, "rope_theta": 1e6, "vocab_size": len(ids), "max_position_embeddings": 32768},
+    }
+    text.write_json(folder / "params.json", params)
+    torch.manual_seed(0)
+    embeds_VH = torch.nn.functional.normalize(torch.randn(len(ids), WIDTH), dim=-1)
+    head_VH = torch.zeros(len(ids), WIDTH)
+    for last, pieces in answers.items():
+        for before, following in zip([last, *pieces], [*pieces, "</s>"], strict=True):
+            head_VH[ids[following]] += 4.0 * embeds_VH[ids[before]]
+    square = torch.zeros(WIDTH, WIDTH)
+    weights = {
+        "tok_embeddings.weight": embeds_VH,
+        "norm.weight": torch.ones(WIDTH),
+        "output.weight": head_VH,
+        "layers.0.attention_norm.weight": torch.ones(WIDTH),
+        "layers.0.ffn_norm.weight": torch.ones(WIDTH),
+        **{f"layers.0.attention.w{letter}.weight": square.clone() for letter in "qkvo"},
+        "layers.0.feed_forward.w1.weight": torch.zeros(32, WIDTH),
+        "layers.0.feed_forward.w2.weight": torch.zeros(WIDTH, 32),
+        "layers.0.feed_forward.w3.weight": torch.zeros(32, WIDTH),
+    }
+    save_file(weights, folder / "consolidated.safetensors")
 
 
 def write(folder: Path, pieces: Sequence[str]) -> None:

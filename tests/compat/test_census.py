@@ -16,7 +16,8 @@ def test_each_name_is_covered_or_has_a_reason() -> None:
     absent = census.missing(theirs, census.our_names())
     for kind, names in absent.items():
         assert sorted(told.get(kind, {})) == names, f"{kind}: tests/compat/not_covered.json"
-        assert all(told.get(kind, {}).values())
+        # A sentence that says why, or what there is instead.
+        assert [reason for reason in told.get(kind, {}).values() if len(reason.split()) < 6 or reason[-1] != "."] == []
     assert set(told) <= set(theirs)
     assert absent["EngineArgs"] == []
 

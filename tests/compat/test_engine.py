@@ -157,6 +157,51 @@ def test_a_profile_is_written(llm: ScriptLLM, tmp_path: Path, monkeypatch: pytes
     assert "aten::" in trace.read_text(encoding="utf-8")
 
 
+def test_a_script_says_where_a_profile_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from vllm.config import ProfilerConfig
+
+    given = ProfilerConfig(profiler="torch", torch_profiler_dir=str(tmp_path / "here"), torch_profiler_with_flops=True)
+    with ScriptLLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128, profiler_config=given) as llm:
+        llm.start_profile()
+        llm.generate(PROMPT, params(max_tokens=1), use_tqdm=False)
+        llm.stop_profile()
+    (trace,) = (tmp_path / "here").iterdir()
+    assert "aten::" in trace.read_text(encoding="utf-8")
+    assert "change nothing here: torch_profiler_with_flops." in caplog.text
+
+
+def test_a_servers_profile_goes_there_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        given = {"profiler": "torch", "torch_profiler_dir": str(tmp_path / "there")}
+        engine = ScriptAsyncLLM(
+            str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128, profiler_config=given
+        )
+        try:
+            await engine.start_profile()
+            await engine.stop_profile()
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+    assert len(list((tmp_path / "there").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"profiler": "cuda"}, "no profiler 'cuda'"),
+        ({"profiler": "torch", "delay_iterations": 2}, "delay_iterations is not available"),
+        ({"profiler": "torch", "capture_torch_profiler": True}, "capture_torch_profiler is not available"),
+        ({"torch_profile_dir": "x"}, "torch_profiler_dir"),
+        ({"torch_profiler_dir": 3}, "a folder's path"),
+        ("torch", "must be a mapping or a ProfilerConfig"),
+    ],
+)
+def test_a_wrong_profile_is_named(given: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ScriptLLM(str(tiny.checkpoint("llama")), profiler_config=given)
+
+
 def test_what_reaches_into_the_engine_is_refused(llm: ScriptLLM) -> None:
     for ask in (lambda: llm.collective_rpc("check_health"), lambda: llm.llm_engine.engine_core.model_executor):
         with pytest.raises(ConfigError, match="do not reach into the engine"):
@@ -212,6 +257,8 @@ def test_an_awaited_engine_says_how_it_is(monkeypatch: pytest.MonkeyPatch) -> No
         ("from vllm.config import KVTransferConfig", "caches are not transferred"),
         ("import vllm.nonsense", "'vllm.nonsense' has no counterpart"),
         ("import no_such_package.part", "'no_such_package', which is not installed"),
+        ("raise ModuleNotFoundError(name='zmq')", "pip install pyzmq."),
+        ("import vllm.envs", "environment.md lists them"),
     ],
 )
 def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str) -> None:

@@ -14,7 +14,7 @@ from beheld import SamplingParams
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import read_json
 from tests import tiny
-from tests.compat import laid
+from tests.compat import example_repositories, laid
 from tests.compat.stage import Stage, check
 from tests.long import LONG
 
@@ -287,3 +287,15 @@ def test_torchruns_processes_have_an_engine_each() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[(0, 2, ['Hello', 'One']), (1, 2, ['The sky is'])]\n"
+
+
+def test_tools_in_mistrals_layout(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder has transformers' layout, too; the text of a call is JSON, without the mark before it."""
+    example_repositories.lay(stage.hub, "mistralai/Mistral-7B-Instruct-v0.3")
+    assert stage.run(script("tools")) == 0
+    shown = capsys.readouterr().out
+    assert "calls ['get_current_weather']" in shown
+    assert "says It is 85 degrees fahrenheit in Dallas." in shown
+    assert (
+        '[TOOL_RESULTS]{"content": "85 degrees", "call_id": "a1b2c3d4e"}[/TOOL_RESULTS]' in stage.outputs[1][0].prompt
+    )

@@ -16,8 +16,8 @@ from beheld.checkpoint.info import read_config
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, PlaceholderError, ProcessError, UserError
 from beheld.families._shared.intern.processing import best_grid, grids
+from beheld.families._shared.internlm2.processing import read
 from beheld.families.interns1.processing import first_formula
-from beheld.families.internvl_chat.processing import read
 from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -159,15 +160,119 @@ def test_rotations_that_a_file_does_not_state(window: int | None, theta: float) 
 
 
 def test_an_older_version_has_no_mark_of_a_system_message(tmp_path: Path) -> None:
-    lay(tmp_path / "model", PARAMS, "v3")
+    lay(tmp_path / "model", PARAMS, "v2")
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Ho"), ("user", "And?")]
     with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=512) as llm:
         messages = [{"role": role, "content": text} for role, text in turns]
         (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
-        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-        with pytest.raises(TemplateError, match="Tools cannot be given"):
-            llm.chat(messages, tools=[tool], use_tqdm=False)
+        with pytest.raises(TemplateError, match="old tokenizer is not built"):
+            llm.chat(messages, tools=[TOOL], use_tqdm=False)
     assert output.prompt == "<s>[INST]Hi[/INST]Ho</s>[INST]Be brief.\n\nAnd?[/INST]"
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": 'At a "place"',
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+OFFERED = (
+    '[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "look", "description": "At a \\"place\\"", '
+    '"parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}][/AVAILABLE_TOOLS]'
+)
+CALLS = [
+    {"id": "abcdefgh1", "type": "function", "function": {"name": "look", "arguments": '{"at": "Köln"}'}},
+    {"id": "abcdefgh2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+]
+CONVERSATION = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "abcdefgh1", "content": "85 degrees"},
+    {"role": "tool", "tool_call_id": "abcdefgh2", "content": "{}"},
+    {"role": "assistant", "content": "Well."},
+    {"role": "user", "content": "And?"},
+]
+LISTED = (
+    '[TOOL_CALLS][{"name": "look", "arguments": {"at": "Köln"}, "id": "abcdefgh1"}, '
+    '{"name": "look", "arguments": {}, "id": "abcdefgh2"}]</s>'
+)
+# What mistral-common 1.13.1 writes, whose own files of tokenizers give the same tokens, too.
+WRITTEN = {
+    "v3": f"<s>[INST]Hi[/INST]{LISTED}"
+    '[TOOL_RESULTS]{"content": "85 degrees", "call_id": "abcdefgh1"}[/TOOL_RESULTS]'
+    '[TOOL_RESULTS]{"content": {}, "call_id": "abcdefgh2"}[/TOOL_RESULTS]'
+    f"Well.</s>{OFFERED}[INST]S\n\nAnd?[/INST]",
+    "v7": f"<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]Hi[/INST]{LISTED}"
+    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]85 degrees[/TOOL_RESULTS]"
+    f"[TOOL_RESULTS]abcdefgh2[TOOL_CONTENT]{{}}[/TOOL_RESULTS]Well.</s>{OFFERED}[INST]And?[/INST]",
+    "v11": "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]Hi[/INST]"
+    '[TOOL_CALLS]look[CALL_ID]abcdefgh1[ARGS]{"at": "Köln"}[TOOL_CALLS]look[CALL_ID]abcdefgh2[ARGS]{}</s>'
+    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]85 degrees[/TOOL_RESULTS]"
+    f"[TOOL_RESULTS]abcdefgh2[TOOL_CONTENT]{{}}[/TOOL_RESULTS]Well.</s>{OFFERED}[INST]And?[/INST]",
+    "v13": f"<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT]{OFFERED}[INST]Hi[/INST]"
+    '[TOOL_CALLS]look[ARGS]{"at": "Köln"}[TOOL_CALLS]look[ARGS]{}</s>'
+    "[TOOL_RESULTS]85 degrees[/TOOL_RESULTS][TOOL_RESULTS]{}[/TOOL_RESULTS]Well.</s>[INST]And?[/INST]",
+}
+
+
+@pytest.mark.parametrize("version", WRITTEN)
+def test_tools_are_written_as_each_version_has_them(tmp_path: Path, version: str) -> None:
+    lay(tmp_path / "model", PARAMS, version)
+    with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=1024) as llm:
+        (output,) = llm.chat(CONVERSATION, SamplingParams(max_tokens=1), tools=[TOOL], use_tqdm=False)
+    assert output.prompt == WRITTEN[version]
+
+
+def test_pieces_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    """Each text between marks is encoded as one of its own, and begins with a blank."""
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+    lay(tmp_path / "model", PARAMS)
+    model = io.BytesIO()
+    marks = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"]
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny_text.CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=450,
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        control_symbols=[*marks, "[/TOOL_RESULTS]"],
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "model" / "tekken.json").unlink()
+    (tmp_path / "model" / "tokenizer.model.v3").write_bytes(model.getvalue())
+    pieces = SentencePieceProcessor(model_proto=model.getvalue())
+    with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=1024) as llm:
+        (output,) = llm.chat(CONVERSATION[5:], SamplingParams(max_tokens=1), use_tqdm=False)
+        (plain,) = llm.generate("A small  red circle", SamplingParams(max_tokens=1), use_tqdm=False)
+    turn, end = (pieces.piece_to_id(mark) for mark in ("[INST]", "[/INST]"))
+    wanted = [pieces.bos_id(), *pieces.encode("Well."), pieces.eos_id(), turn, *pieces.encode("And?"), end]
+    assert output.prompt_token_ids == wanted
+    assert plain.prompt_token_ids == [pieces.bos_id(), *pieces.encode("A small  red circle")]
+
+
+def test_a_file_of_2024_names_no_special_tokens(tmp_path: Path) -> None:
+    lay(tmp_path / "model", PARAMS, "v3")
+    file = tmp_path / "model" / "tekken.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    del stored["special_tokens"]
+    stored["config"] |= {"default_num_special_tokens": 20, "default_vocab_size": 20 + len(stored["vocab"])}
+    tiny_text.write_json(file, stored)
+    with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=512) as llm:
+        (output,) = llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.prompt_token_ids == [1, 3, 20 + ord("a"), 4]
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    lay(tmp_path / "model", PARAMS, "v99")
+    with pytest.raises(ModelError, match=r"tekken\.json has the version 'v99'.*known are v1, v2"):
+        resolve(EngineArgs(model=str(tmp_path / "model")))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +301,14 @@ def test_a_layout_that_is_not_there(tmp_path: Path) -> None:
         resolve(EngineArgs(model=str(tmp_path)))
     with pytest.raises(ConfigError, match="config_format"):
         LLM(str(tiny.checkpoint("mistral")), config_format="other")
+
+
+def test_transformers_layout_by_its_name() -> None:
+    """vLLM's words for it; `hf` as load_format was refused."""
+    options: dict[str, Any] = dict.fromkeys(("config_format", "tokenizer_mode", "load_format"), "hf")
+    with LLM(str(tiny.checkpoint("mistral")), dtype="float32", max_model_len=64, **options) as llm:
+        (output,) = llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.outputs[0].token_ids
 
 
 def test_a_repository_in_this_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,9 @@ def load_processor(family: str, folder: Path) -> Any:
     load = registry.inputs(_package(folder)).load
     if load is not None and family in (*tiny.MEDIA_FAMILIES, *tiny.APART) and _defined_here(folder):
         return load(folder)
+    read = registry.inputs(_package(folder)).read_tokenizer
+    if read is not None and family in tiny.TEXT_FAMILIES:
+        return read(folder)
     kind = AutoProcessor if family in (*tiny.MEDIA_FAMILIES, *tiny.APART) else AutoTokenizer
     if family == "mantis":
         # transformers has none of that name; what the checkpoint's own does to a prompt stands in `prompt`.

@@ -270,13 +270,16 @@ def test_an_encoder_cannot_generate(tmp_path: Path) -> None:
         LLM(str(folder), runner="generate", **SMALL)
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaModel"])
-def test_other_positions_than_learned_ones_are_refused(tmp_path: Path, architecture: str) -> None:
-    """As jina-embeddings-v3 has them; transformers reads such files as if their positions were learned."""
+@pytest.mark.parametrize(
+    ("architecture", "positions"),
+    [("BertModel", "rotary"), ("RobertaModel", "rotary"), ("XLMRobertaModel", "relative_key")],
+)
+def test_other_positions_than_learned_ones_are_refused(tmp_path: Path, architecture: str, positions: str) -> None:
+    """transformers reads such files as if their positions were learned."""
     folder = encoder(tmp_path / "e", architecture)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write(folder / "config.json", config | {"position_embedding_type": "rotary"})
-    with pytest.raises(ModelError, match="'rotary' positions is not built"):
+    write(folder / "config.json", config | {"position_embedding_type": positions})
+    with pytest.raises(ModelError, match=f"'{positions}' positions is not built"):
         LLM(str(folder), **SMALL)
 
 

@@ -119,15 +119,22 @@ def ranked(head: dict[str, torch.Tensor], text: str, images: list[Any]) -> float
     return float((head["score.2.weight"] @ hidden_H + head["score.2.bias"] - 2.65).sigmoid())
 
 
-def test_jina_reranker(tmp_path: Path) -> None:
-    """Its prompts are made without a template of the user's; it was refused."""
-    folder = checkpoints.copied("qwen2_vl", tmp_path / "c", architectures=["JinaVLForRanking"])
+def lay_jina(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a tiny jina-reranker-m0 into a new folder; returns the weights of its head."""
+    checkpoints.copied("qwen2_vl", folder, architectures=["JinaVLForRanking"])
     width = reference.model("qwen2_vl").config.get_text_config().hidden_size
     noise = torch.Generator().manual_seed(4)
     shapes = {"score.0.weight": (width, width), "score.0.bias": (width,), "score.2.weight": (1, width)}
     head = {name: 0.3 * torch.randn(shape, generator=noise) for name, shape in shapes.items()}
     head["score.2.bias"] = torch.tensor([2.0])
     save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors", {"format": "pt"})
+    return head
+
+
+def test_jina_reranker(tmp_path: Path) -> None:
+    """Its prompts are made without a template of the user's; it was refused."""
+    folder = tmp_path / "c"
+    head = lay_jina(folder)
     documents = ["a dog on a chair", side("", SIZES[0]), side("a receipt", SIZES[1])]
     written = [("a dog on a chair", []), (IMAGE, [SIZES[0]]), (f"{IMAGE}a receipt", [SIZES[1]])]
     with LLM(str(folder), **SMALL) as llm:

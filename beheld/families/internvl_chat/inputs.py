@@ -18,7 +18,7 @@ def load(path: Path) -> Any:
 
 def read_tokenizer(path: Path) -> Any:
     """Make InternLM2's tokenizer; None for another, which transformers reads; see FamilyInputs.read_tokenizer."""
-    from beheld.families.internvl_chat.processing import read
+    from beheld.families._shared.internlm2.processing import read
 
     return read(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ from beheld.core.errors import ModelError
 from beheld.families.mistral.config import MODEL_TYPE, PARAMS, convert
 
 _WEIGHTS = "consolidated.safetensors"
-_TEKKEN = "tekken.json"
+_TEKKEN, _PIECES, _SETTINGS = "tekken.json", "tokenizer.model", "tokenizer_config.json"
+_VERSIONS = (1, 2, 3, 7, 11, 13, 15)
+_UNSTATED = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+# The first whose turns have tokens of their own.
+_OLDEST_CHATS = 2
 _IMAGES = {
     "do_convert_rgb": True,
     "do_normalize": True,
@@ -71,24 +80,24 @@ def _weights(folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:
-    """Return the tokenizer's files, as transformers reads them, and the chat template of tekken.json's version."""
+    """Return the tokenizer's files, as transformers reads them, and the chat template of its format's version."""
     import json
     import tempfile
 
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer, MistralConfig
 
-    pieces = sorted(folder.glob("tokenizer.model*"))
-    if not (folder / _TEKKEN).is_file():
-        if not pieces:
-            raise ModelError(f"{folder} has neither {_TEKKEN} nor tokenizer.model.", "Fetch the checkpoint again.")
-        return {
-            "tokenizer.model": pieces[-1].absolute(),
-            "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"},
-        }
-    version = str(read_json(folder / _TEKKEN).get("config", {}).get("version", ""))
+    source, version = _vocabulary(folder)
     with tempfile.TemporaryDirectory(prefix="beheld-tekken-") as draft:
-        (Path(draft) / _TEKKEN).symlink_to((folder / _TEKKEN).absolute())
+        stored = read_json(source) if source.name == _TEKKEN else {}
+        if stored and not stored.get("special_tokens"):
+            marked = json.dumps(stored | {"special_tokens": _unstated()})
+            (Path(draft) / _TEKKEN).write_text(marked, encoding="utf-8")
+        else:
+            (Path(draft) / (_TEKKEN if stored else _PIECES)).symlink_to(source.absolute())
+        if not stored:
+            settings = json.dumps({"tokenizer_class": "LlamaTokenizer"})
+            (Path(draft) / _SETTINGS).write_text(settings, encoding="utf-8")
         made = AutoTokenizer.from_pretrained(draft, config=MistralConfig(), mistral_format=False)
         known = made.get_vocab()
         marks = {name: token for name, token in _SPECIAL.items() if token in known}
@@ -101,8 +110,41 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = {
             path.name: path.read_text(encoding="utf-8") for path in Path(draft).glob("*.json") if path.name != _TEKKEN
         }
-    written: dict[str, Any] = json.loads(found["tokenizer_config.json"])
+    written: dict[str, Any] = json.loads(found[_SETTINGS])
     # Its backend reads tokenizer.json; mistral-common is not asked.
-    found["tokenizer_config.json"] = written | marks | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    name = "chat_template_v3.jinja" if version in ("v1", "v2", "v3") else "chat_template_v7.jinja"
-    return found | {"chat_template.jinja": (Path(__file__).parent / name).read_text(encoding="utf-8")}
+    found[_SETTINGS] = written | marks | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if version < _OLDEST_CHATS:
+        return found
+    template = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
+    return found | {"chat_template.jinja": f"{{%- set version = {version} -%}}\n{template}"}
+
+
+def _unstated() -> list[dict[str, Any]]:
+    """Return the special tokens of files that name none: those of 2024."""
+    return [{"is_control": True, "rank": rank, "token_str": token} for rank, token in enumerate(_UNSTATED)]
+
+
+def _vocabulary(folder: Path) -> tuple[Path, int]:
+    """Return the tokenizer's file, and the version of its format: tekken.json's, or the end of the file's name.
+
+    Raises:
+        ModelError: there is none, or its version is not known.
+    """
+    source = folder / _TEKKEN
+    if source.is_file():
+        stated = str(read_json(source).get("config", {}).get("version", ""))
+    else:
+        pieces = sorted(folder.glob("tokenizer.model*"))
+        if not pieces:
+            raise ModelError(f"{folder} has neither {_TEKKEN} nor {_PIECES}.", "Fetch the checkpoint again.")
+        source = pieces[-1]
+        stated = source.suffix[1:] if source.name != _PIECES else "v1"
+    # As in v7m1, which reads images, too.
+    found = re.fullmatch(r"v(\d+)(m\d+)?", stated)
+    if found is None or int(found[1]) not in _VERSIONS:
+        known = ", ".join(f"v{version}" for version in _VERSIONS)
+        raise ModelError(
+            f"{source.name} has the version {stated!r} of Mistral's format, which is not known; known are {known}.",
+            "Use the checkpoint in transformers' layout (config.json).",
+        )
+    return source, int(found[1])

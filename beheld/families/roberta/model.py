@@ -1,4 +1,4 @@
-"""RoBERTa's head of classes."""
+"""RoBERTa's head of classes, and the weights of an XLM-RoBERTa with rotary positions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from beheld.families.jina_embeddings_v3.weights import merge
 from beheld.families.model import FamilyModel
 
 
@@ -18,4 +19,4 @@ def scores(model: Any, hidden_SH: Tensor) -> Tensor:
     return found
 
 
-MODEL = FamilyModel(scores=scores)
+MODEL = FamilyModel(scores=scores, renamed=merge)

@@ -72,7 +72,7 @@ class InternChatConfig(InternVLConfig):
     def _converted(cls, raw: Mapping[str, Any]) -> dict[str, Any]:
         for name, (built, absent) in _BUILT.items():
             if raw.get(name, absent) != built:
-                raise _refused(cls, f"{name} {raw.get(name, absent)!r}; only {built!r} is built")
+                raise _refused(cls.model_type, f"{name} {raw.get(name, absent)!r}; only {built!r} is built")
         vision = _vision(cls, raw)
         ratio = raw.get("downsample_ratio", 0.5)
         patches = (vision["image_size"] // vision["patch_size"]) ** 2
@@ -98,17 +98,35 @@ class InternChatConfig(InternVLConfig):
         if kind is None:
             known = ", ".join(cls.texts)
             raise _refused(
-                cls, f"the language model {named!r} (model type {raw.get('model_type')!r}); known are {known}"
+                cls.model_type,
+                f"the language model {named!r} (model type {raw.get('model_type')!r}); known are {known}",
             )
-        made = {"tie_word_embeddings": False} | {name: raw[name] for name in _TEXT if name in raw}
-        if named == "InternLM2ForCausalLM":
-            made["attention_bias"] = raw.get("bias", True)
-        scaling = raw.get("rope_scaling") or {}
-        rope = scaling.get("rope_type", scaling.get("type", "default"))
-        # Dynamic scaling begins after max_position_embeddings, which no sequence here exceeds.
-        if rope not in ("default", "dynamic"):
-            raise _refused(cls, f"rotary embeddings of the type {rope!r}")
-        return made | {"model_type": kind}
+        refuse_scaled(cls.model_type, raw)
+        own = internlm2_text(raw) if named == "InternLM2ForCausalLM" else text_entries(raw)
+        return own | {"model_type": kind}
+
+
+def internlm2_text(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of transformers' Llama for the content of InternLM2's own config.json."""
+    return text_entries(raw) | {"attention_bias": raw.get("bias", True)}
+
+
+def text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers' classes of language models read of the content of a config.json."""
+    return {"tie_word_embeddings": False} | {name: raw[name] for name in _TEXT if name in raw}
+
+
+def refuse_scaled(model_type: str, raw: Mapping[str, Any]) -> None:
+    """Refuse rotary embeddings that are scaled below `max_position_embeddings`.
+
+    Raises:
+        ModelError: names the type.
+    """
+    scaling = raw.get("rope_scaling") or {}
+    rope = scaling.get("rope_type", scaling.get("type", "default"))
+    # Dynamic scaling begins after max_position_embeddings, which no sequence here exceeds.
+    if rope not in ("default", "dynamic"):
+        raise _refused(model_type, f"rotary embeddings of the type {rope!r}")
 
 
 def _vision(cls: type[InternChatConfig], raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,15 +134,15 @@ def _vision(cls: type[InternChatConfig], raw: Mapping[str, Any]) -> dict[str, An
     made = {ours: given.get(theirs, absent) for ours, (theirs, absent) in _VISION.items()}
     side = raw.get("force_image_size") or made["image_size"]
     if side != made["image_size"]:
-        raise _refused(cls, f"tiles of {side} pixels before a tower for {made['image_size']}")
+        raise _refused(cls.model_type, f"tiles of {side} pixels before a tower for {made['image_size']}")
     if made["use_qk_norm"] and made["layer_norm_eps"] != _QK_EPS:
-        raise _refused(cls, f"norms of queries and keys with the epsilon {made['layer_norm_eps']}")
+        raise _refused(cls.model_type, f"norms of queries and keys with the epsilon {made['layer_norm_eps']}")
     # The original tower has no norm after its last layer.
     return made | {"use_mean_pooling": True, "model_type": "internvl_vision"}
 
 
-def _refused(cls: type[InternChatConfig], what: str) -> ModelError:
+def _refused(model_type: str, what: str) -> ModelError:
     return ModelError(
-        f"config.json of the model type {cls.model_type!r} has {what}.",
+        f"config.json of the model type {model_type!r} has {what}.",
         "Use another version of the model, for example one in transformers' own layout.",
     )

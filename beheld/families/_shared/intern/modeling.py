@@ -36,7 +36,9 @@ _NAMES = {
     "language_model.lm_head": "lm_head",
     "language_model.output": "lm_head",
     "language_model.model": _TEXT,
-    # InternLM2
+}
+# The same of InternLM2's text.
+_INTERNLM2 = {
     ".tok_embeddings": ".embed_tokens",
     ".attention.wo": ".self_attn.o_proj",
     ".attention_norm": ".input_layernorm",
@@ -74,12 +76,21 @@ class SplitGroups(ConversionOps):
 def reads_chat_layout(model_class: Any) -> Any:
     """Let transformers' loader read the original layout for a class; a decorator."""
     mapping: list[WeightConverter | WeightRenaming] = [WeightRenaming(theirs, ours) for theirs, ours in _NAMES.items()]
-    mapping += [
-        WeightConverter(".attn.qkv", [f".attention.{name}" for name in _QKV], [Chunk(dim=0)]),
-        WeightConverter(".attention.wqkv", [f".self_attn.{name}" for name in _QKV], [SplitGroups()]),
-    ]
+    mapping += [WeightConverter(".attn.qkv", [f".attention.{name}" for name in _QKV], [Chunk(dim=0)])]
+    register_checkpoint_conversion_mapping(model_class.__name__, [*mapping, *_internlm2()], overwrite=True)
+    return model_class
+
+
+def reads_internlm2(model_class: Any) -> Any:
+    """Let transformers' loader read InternLM2's own layout for a class of Llama's shape; a decorator."""
+    mapping = [WeightRenaming(r"^output\.", "lm_head."), *_internlm2()]
     register_checkpoint_conversion_mapping(model_class.__name__, mapping, overwrite=True)
     return model_class
+
+
+def _internlm2() -> list[WeightConverter | WeightRenaming]:
+    made: list[WeightConverter | WeightRenaming] = [WeightRenaming(*pair) for pair in _INTERNLM2.items()]
+    return [*made, WeightConverter(".attention.wqkv", [f".self_attn.{name}" for name in _QKV], [SplitGroups()])]
 
 
 @reads_chat_layout
