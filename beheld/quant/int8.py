@@ -59,8 +59,8 @@ def rounded_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelError: a weight is NaN or infinity, or comes near it.
     """
-    rows_NK = torch.empty(weight_NK.shape, dtype=torch.int8)
-    scale_N = torch.empty(weight_NK.shape[0])
+    rows_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(weight_NK.shape[0], device=weight_NK.device)
     step = max(1, _CHUNK // weight_NK.shape[1])
     for start in range(0, weight_NK.shape[0], step):
         exact_MK = weight_NK[start : start + step].float()
