@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
+from beheld.quant.grouped import GroupedNumbers
 from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 
 # Both sizes are multiples of this: tensor cores, and copies of whole tiles, require it.
@@ -35,6 +36,11 @@ _FEW_ROWS = 64
 def fits(outputs: int, inputs: int) -> bool:
     """Return whether the kernels multiply weights of these sizes."""
     return outputs % ALIGNED == 0 == inputs % ALIGNED and 0 < inputs <= MOST_INPUTS
+
+
+def kept_bytes(outputs: int, inputs: int) -> int:
+    """Return the bytes of a weight and its scales, which are float32."""
+    return outputs * (inputs + 4)
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +65,7 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
 def product(x_TK: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
     """Return x W^T + bias, (T, N), in the type of x."""
     (rows, _), outputs = x_TK.shape, weight_NK.shape[0]
-    if rows == 1 and platform_of(x_TK.device).has_triton:
+    if rows == 1 and outputs % ALIGNED == 0 and platform_of(x_TK.device).has_triton:
         return _one_row(x_TK[0], weight_NK, scale_N, bias_N, None).unsqueeze(0)
     whole_TK, step_T = rounded_rows(x_TK)
     if not platform_of(x_TK.device).has_triton:
@@ -75,7 +81,7 @@ def product(x_TK: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     if rows <= _FEW_ROWS:
         int8_kernel.few_rows(*given)
     else:
-        int8_kernel.many_rows(*given, int8_kernel.many_tiles(rows, outputs, facts.copies_tiles))
+        int8_kernel.many_rows(*given, int8_kernel.many_tiles(rows, outputs, facts.warpgroup_products))
     return y_TN
 
 
@@ -120,6 +126,13 @@ class Int8GPULinear(StoredLinear):
         super().__init__(rows_NK.shape, bias_N, dtype, rows_NK.device)
         self.rows_NK = nn.Parameter(rows_NK, requires_grad=False)
         self.scale_N = nn.Parameter(scale_N, requires_grad=False)
+
+    @classmethod
+    def of_numbers(cls, numbers: GroupedNumbers, bias_N: Tensor | None, dtype: torch.dtype) -> Int8GPULinear:
+        """Return the layer of numbers of 8 bits around 128 whose groups share an output's scale."""
+        # The highest bit turned over takes 128 off.
+        rows_NK = (numbers.numbers_NK ^ 128).view(torch.int8)
+        return cls(rows_NK, numbers.scale_NG[:, 0].contiguous(), bias_N, dtype)
 
     @classmethod
     def joined(cls, layers: Sequence[Int8GPULinear]) -> Int8GPULinear:
