@@ -188,7 +188,7 @@ def test_fp8_at_load_answers_nearly_as_the_weights_do(family: str, eager: bool) 
     assert 0 < apart(rounded, logprobs(path, eager)) < 0.9
 
 
-@pytest.mark.parametrize("way", ["fp8", "int4"])
+@pytest.mark.parametrize("way", ["fp8", "int4", "int8"])
 def test_weights_that_are_rounded_from_the_host_take_no_more_than_they_do_then(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
