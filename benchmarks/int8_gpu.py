@@ -16,9 +16,13 @@ import argparse
 import functools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from beheld.quant.int8_kernel import ManyTiles
 
 # Outputs and inputs of a layer of Qwen2.5-7B: q, k and v; o; gate and up; down.
 SHAPES = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
@@ -85,7 +89,7 @@ def ways(rows: int, weights: Weights) -> Iterator[tuple[str, Way]]:
     """Yield ways to multiply, by name; those whose name begins with "int8" must have the expected bits."""
     from beheld.platform.registry import platform_of
     from beheld.quant import float8, int8_gpu, int8_kernel, int8_row_kernel
-    from beheld.quant.int8_kernel import FewTiles, ManyTiles
+    from beheld.quant.int8_kernel import FewTiles
     from beheld.quant.int8_row_kernel import RowTiles
 
     facts = platform_of("cuda").kernel_facts(torch.device("cuda"))
@@ -152,13 +156,13 @@ def ways(rows: int, weights: Weights) -> Iterator[tuple[str, Way]]:
                     tiles = FewTiles(width, tall, depth, 4, stages, parts)
                     yield f"int8, few {width}x{tall}x{depth} s{stages} p{programs}", functools.partial(few, tiles=tiles)
     if rows >= 64:
-        for tiles in _many_candidates(rows, facts.copies_tiles):
-            name = f"{tiles.rows}x{tiles.outputs}x{tiles.inputs} w{tiles.warps} s{tiles.stages}"
-            name += f" {'copied' if tiles.copied else 'threads'} p{tiles.programs}"
-            yield f"int8, many {name}", functools.partial(many, tiles=tiles)
+        for large in _many_candidates(rows, facts.copies_tiles):
+            name = f"{large.rows}x{large.outputs}x{large.inputs} w{large.warps} s{large.stages}"
+            name += f" {'copied' if large.copied else 'threads'} p{large.programs}"
+            yield f"int8, many {name}", functools.partial(many, tiles=large)
 
 
-def _many_candidates(rows: int, copies_tiles: bool) -> Iterator[object]:
+def _many_candidates(rows: int, copies_tiles: bool) -> Iterator[ManyTiles]:
     from beheld.quant.int8_kernel import ManyTiles
 
     yield ManyTiles(128, 128, 128, 8, 3)

@@ -45,7 +45,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": (
         "the checkpoint's",
-        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (`int4` and `fp8` also on a GPU); others "
+        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (all but `nf4` also on a GPU); others "
         "must be the checkpoint's",
     ),
     "kv_cache_dtype": (
