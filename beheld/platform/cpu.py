@@ -109,6 +109,11 @@ class Cpu:
         missing = "the package llvmlite is not installed or cannot be loaded (pip install llvmlite)"
         return None if jit.available() else missing
 
+    @property
+    def no_int8_rows(self) -> str | None:
+        """See Platform."""
+        return "products on a CPU round activations by row and group"
+
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""
         if stored == "float16" or (stored == "bfloat16" and not self.bfloat16_products):

@@ -25,6 +25,8 @@ _NEEDS = Needs(
     fp8_products=f"a GPU of compute capability {_ADA[0]}.{_ADA[1]} or later",
     grouped_products=f"On a GPU of compute capability {_AMPERE[0]}.{_AMPERE[1]} or later: install Triton, and leave "
     "BEHELD_INT4_ON_GPU out.",
+    int8_rows=f"On a GPU of compute capability {_AMPERE[0]}.{_AMPERE[1]} or later: install Triton, set "
+    "BEHELD_INT8_ON_GPU=1, and leave dtype out or set it to 'bfloat16' or 'float16'.",
     warpgroup_products="Hopper",
 )
 
@@ -108,10 +110,19 @@ class Cuda:
     @property
     def no_grouped_products(self) -> str | None:
         """See Platform: a kernel multiplies 4 bits, see quant/int4_gpu.py."""
+        return self._no_kernels(None if env.INT4_ON_GPU() else "BEHELD_INT4_ON_GPU=0")
+
+    @property
+    def no_int8_rows(self) -> str | None:
+        """See Platform and quant/int8_gpu.py."""
+        return self._no_kernels(None if env.INT8_ON_GPU() else "BEHELD_INT8_ON_GPU is not 1")
+
+    def _no_kernels(self, unwanted: str | None) -> str | None:
+        """Return why kernels of ours do not multiply weights of few bits; `unwanted`: what the user said."""
         if not self.has_triton:
             return "Triton is not installed"
-        if not env.INT4_ON_GPU():
-            return "BEHELD_INT4_ON_GPU=0"
+        if unwanted is not None:
+            return unwanted
         if not self.is_available():
             return "there is no GPU"
         return None if self.bfloat16_products else "this GPU's compute capability is below 8.0"

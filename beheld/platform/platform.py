@@ -69,11 +69,13 @@ class Needs:
         fp8_products: the device, after "It needs".
         grouped_products: a sentence that says how weights of few bits are multiplied in groups; empty where nothing
             helps.
+        int8_rows: a sentence that says how int8 weights are multiplied by activations rounded by row; likewise.
         warpgroup_products: the devices' name, after "a kernel for"; empty where there are none.
     """
 
     fp8_products: str = "a device that multiplies FP8 numbers"
     grouped_products: str = ""
+    int8_rows: str = ""
     warpgroup_products: str = ""
 
 
@@ -304,6 +306,11 @@ class Platform(Protocol):
     @property
     def no_grouped_products(self) -> str | None:
         """Why weights of few bits in groups are not multiplied as they are, in words; None if they are."""
+
+    @property
+    def no_int8_rows(self) -> str | None:
+        """Why int8 weights with a scale for each output are not multiplied by activations that are rounded by row, in
+        words; None if they are."""
 
     @property
     def needs(self) -> Needs:

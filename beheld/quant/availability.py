@@ -59,15 +59,21 @@ def _no_int4(platform: Platform, dtype: str) -> Unavailable | None:
 
 
 def _no_int8(platform: Platform, dtype: str) -> Unavailable | None:
-    missing = platform.no_grouped_products
-    if platform.int8_products or (platform.shares_host_memory and missing is None):
-        return None
-    reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
-    if not platform.shares_host_memory:
-        reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
-    return Unavailable(
-        reason, "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'."
-    )
+    if platform.shares_host_memory:
+        missing = platform.no_grouped_products
+        if platform.int8_products or missing is None:
+            return None
+        reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
+    else:
+        unable = platform.no_int8_rows
+        if unable is None and dtype != "float32":
+            return None
+        reason = unable or "activations are rounded from bfloat16 or float16, and dtype is 'float32'"
+    from beheld.platform.registry import PLATFORMS
+
+    # Another device may be the remedy.
+    ways = (each.needs.int8_rows for each in PLATFORMS.values())
+    return Unavailable(reason, " ".join(filter(None, ("On a CPU with AVX2: pip install llvmlite.", *ways))))
 
 
 def _no_fp8(platform: Platform, dtype: str) -> Unavailable | None:

@@ -92,7 +92,8 @@ def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod
     if eight:
         return DequantizingMethod(
             METHOD, "8-bit weights (bitsandbytes)", functools.partial(open_eights, device=target.device),
-            KeptGroups(target),
+            # Else activations beyond the threshold are not rounded, which int8 products on a GPU do with all.
+            KeptGroups(target, rounds=stated.get("llm_int8_threshold") == 0),
         )  # fmt: skip
     kind = str(stated.get("bnb_4bit_quant_type", "fp4")).upper()
     return DequantizingMethod(
@@ -233,7 +234,7 @@ def open_eights(path: Path, device: str) -> dict[str, Any]:
         made.add(weight)
         axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0), None)}
         stored = StoredAs((shape[0], shape[1]), axes)
-        found[weight] = LazyGrouped(parts, _of_eights, device, stored, _kept_eights, 8, 1)
+        found[weight] = LazyGrouped(parts, _of_eights, device, stored, _kept_eights, 8, 1, by_output=True)
     for name in found:
         if name not in made and entries.slices[name].get_dtype() == "I8":
             raise entries.refusal(name, f"has no {name.removesuffix('weight') + 'SCB'!r}")

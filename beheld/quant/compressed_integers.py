@@ -92,8 +92,9 @@ def take(
         left[f"{module}.weight"] = LazyWeight(parts, compute, device, stored, shaped=True)
         return
     numbers = functools.partial(_numbers, scheme=scheme)
+    by_output = scheme.bits == 8 and groups == 1 and "zeros" not in parts and not ordered
     left[f"{module}.weight"] = LazyGrouped(
-        parts, compute, device, stored, numbers, scheme.bits, groups, ordered=ordered, shaped=True
+        parts, compute, device, stored, numbers, scheme.bits, groups, ordered=ordered, by_output=by_output, shaped=True
     )
 
 

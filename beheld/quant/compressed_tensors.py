@@ -68,7 +68,7 @@ class CompressedTensors:
         blocks = KeptBlocks(target, None if rounds_activations(stated) else _EXACT)
         in_blocks = all(scheme.type == "float" and scheme.strategy == "block" for scheme in self._schemes)
         self._blocks = blocks if in_blocks and blocks.objection is None else None
-        self._groups = KeptGroups(target)
+        self._groups = KeptGroups(target, rounds=rounds_to_bytes(stated))
         integers = any(scheme.type == "int" for scheme in self._schemes)
         self._keeps_groups = self.objection is not None and integers and self._groups.objection is None
         # Why whole numbers are dequantized is of interest where there are any.
@@ -202,6 +202,21 @@ def rounds_activations(stated: Mapping[str, Any]) -> bool:
     found = [group.get("input_activations") or {} for group in stated["config_groups"].values()]
     kinds = {(own.get("type"), own.get("num_bits"), own.get("symmetric", True)) for own in found}
     return kinds == {("float", 8, True)}
+
+
+def rounds_to_bytes(stated: Mapping[str, Any]) -> bool:
+    """Return whether every group with weights in 8 whole bits declares such activations, without zero points.
+
+    They are rounded token by token. Scales that a checkpoint has for them, of a whole layer, are not used.
+    """
+    own = [group.get("input_activations") or {} for group in stated["config_groups"].values() if _is_int8(group)]
+    kinds = {(each.get("type"), each.get("num_bits"), each.get("symmetric", True)) for each in own}
+    return kinds == {("int", 8, True)}
+
+
+def _is_int8(group: Mapping[str, Any]) -> bool:
+    weights = group.get("weights") or {}
+    return (weights.get("type"), weights.get("num_bits")) == ("int", 8)
 
 
 def open_weights(path: Path, device: str, schemes: Sequence[CompressedScheme] = (FP8_ROWS,)) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""int8 weights made at load, multiplied by activations in 8 bits, on a CPU.
+"""int8 weights made at load, multiplied by activations in 8 bits. On a GPU int8_gpu.py multiplies them.
 
-Where the CPU multiplies grouped weights as they are (grouped_linear.py), they have a scale for each group of inputs.
+Where a CPU multiplies grouped weights as they are (grouped_linear.py), they have a scale for each group of inputs.
 Elsewhere oneDNN multiplies them: x = step_T q_x and W = scale_N q_W with q in int8 from -127 to 127, one step per row
 of x and one scale per output of W. Then x W^T = (q_x q_W^T) scale_N step_T, where the sums are of whole numbers and
 exact. So a row's result has the same bits alone and among others, whatever the kernel.
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform.registry import platform_of
-from beheld.quant import byte_products
+from beheld.quant import byte_products, int8_gpu
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.grouped import GroupedForm, check_greatest
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
-from beheld.quant.linear import StoredLinear, bias_of, joined_bias
+from beheld.quant.int8_gpu import Int8GPULinear
+from beheld.quant.linear import StoredExperts, StoredLinear, bias_of, joined_bias
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
@@ -59,8 +60,8 @@ def rounded_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelError: a weight is NaN or infinity, or comes near it.
     """
-    rows_NK = torch.empty(weight_NK.shape, dtype=torch.int8)
-    scale_N = torch.empty(weight_NK.shape[0])
+    rows_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(weight_NK.shape[0], device=weight_NK.device)
     step = max(1, _CHUNK // weight_NK.shape[1])
     for start in range(0, weight_NK.shape[0], step):
         exact_MK = weight_NK[start : start + step].float()
@@ -187,8 +188,38 @@ class Int8Rounding:
         return fitting_group(inputs, _GROUP) if self._grouped else None
 
 
+class Int8GPURounding:
+    """See Rounding: linear layers of the text model, without the head."""
+
+    name = NAME
+    words = "int8 with a scale for each output; activations are rounded to int8 by token"
+    takes_head = takes_experts = False
+    at_once = 1
+
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return whether the kernels multiply weights of these sizes."""
+        return int8_gpu.fits(outputs, inputs)
+
+    def group(self, inputs: int) -> None:
+        """Return None: an output has one scale."""
+
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> Int8GPULinear:
+        """Round the weights of a linear layer."""
+        return Int8GPULinear(*rounded_weight(linear.weight.data), bias_of(linear), linear.weight.dtype)
+
+    def experts(self, experts: Any) -> StoredExperts:
+        """Never called: experts are not rounded."""
+        raise NotImplementedError
+
+    def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
+        """Return the bytes of a rounded weight."""
+        return int8_gpu.kept_bytes(outputs, inputs)
+
+
 def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
+    if not platform_of(target.device).shares_host_memory:
+        return RoundedAtLoad(Int8GPURounding(), target.dtype, target.device)
     missing = platform_of(target.device).no_grouped_products
     if missing is not None:
         once(logger, logging.WARNING, f"int8 products are oneDNN's, which take twice as long: {missing}.")

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
-from beheld.quant import int4_gpu, row_bytes
+from beheld.quant import int4_gpu, int8_gpu, row_bytes
 from beheld.quant.dequantize import LazyWeight
 from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, form_of
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.int4_gpu import Int4GPULinear
+from beheld.quant.int8_gpu import Int8GPULinear
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import Replace, StorageTarget
@@ -41,6 +42,7 @@ class LazyGrouped(LazyWeight):
         bits: of a number as stored.
         groups: of inputs, as stored.
         ordered: whether inputs are in an order of their own (act-order), which is read with the numbers.
+        by_output: whether numbers are of 8 bits, around 128, and an output's share one scale, as stored.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class LazyGrouped(LazyWeight):
         groups: int,
         *,
         ordered: bool = False,
+        by_output: bool = False,
         shaped: bool = False,
     ) -> None:
         super().__init__(parts, compute, device, stored, shaped=shaped)
+        self.by_output = by_output
         self._numbers, self._bits, self._groups = numbers, bits, groups
         self.ordered = ordered
         self.order_K: Tensor | None = None
@@ -85,14 +89,22 @@ class LazyGrouped(LazyWeight):
 class KeptGroups:
     """See row_bytes.RowForm; also the parts of QuantMethod that differ if weights are kept.
 
+    Args:
+        rounds: whether the checkpoint wants activations rounded to int8 by row, which int8 products on a GPU require.
+
     Attributes:
         objection: why weights are not kept as stored, in words; None if they are kept.
     """
 
-    def __init__(self, target: StorageTarget) -> None:
+    def __init__(self, target: StorageTarget, *, rounds: bool = False) -> None:
+        platform = platform_of(target.device)
         self._dtype = target.dtype
-        self._on_gpu = not platform_of(target.device).shares_host_memory
-        self.objection = _objection(target)
+        self._on_gpu = not platform.shares_host_memory
+        self._fours = platform.no_grouped_products is None
+        self._eights = self._on_gpu and rounds and platform.no_int8_rows is None
+        # Of interest for weights that are to be multiplied so.
+        self._no_eights = platform.no_int8_rows if self._on_gpu and rounds else None
+        self.objection = _objection(target, None if self._eights else platform.no_grouped_products)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return a class with room for the rows of weights that are grouped numbers."""
@@ -106,14 +118,20 @@ class KeptGroups:
             "dtype='float32' dequantizes weights instead).",
             len(kept.linears),
             len(kept.experts),
-            "" if self._on_gpu else "; products round activations to 8 bits by row and group",
+            self._rounds_words() if kept.linears else "",
         )
         if kept.left:
             logger.info(
-                "%d quantized weights are dequantized because of their form or use, for example %r.",
+                "%d quantized weights are dequantized because of their form or use%s, for example %r.",
                 len(kept.left),
+                f" (those of 8 bits: {self._no_eights})" if self._no_eights else "",
                 kept.left[0],
             )
+
+    def _rounds_words(self) -> str:
+        if not self._on_gpu:
+            return "; products round activations to 8 bits by row and group"
+        return "; products of int8 weights round activations to int8 by row" if self._eights else ""
 
     def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
         """Return the fields of a row."""
@@ -129,13 +147,28 @@ class KeptGroups:
         form = forms.pop()
         if form is None or forms or not is_kept(form) or form.inputs != parameter.shape[-1]:
             return False
-        return not self._on_gpu or (parameter.dim() == 2 and int4_gpu.fits(form, parameter.shape[0]))
+        return not self._on_gpu or (
+            parameter.dim() == 2
+            and any(fits(weights[0], parameter.shape[0]) for fits in (self._is_four, self._is_eight))
+        )
+
+    def _is_four(self, weight: Any, outputs: int) -> bool:
+        """Return whether a GPU multiplies groups of 4 bits by activations as they are."""
+        return self._fours and int4_gpu.fits(weight.form, outputs)
+
+    def _is_eight(self, weight: Any, outputs: int) -> bool:
+        """Return whether a GPU multiplies int8 by rounded activations."""
+        by_output = getattr(weight, "by_output", False)
+        return self._eights and by_output and int8_gpu.fits(outputs, weight.form.inputs)
 
     def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
         """Make a linear layer."""
         source = rows.source
         numbers = GroupedNumbers.of_fields(rows.fields, source.form, source.order_K)
-        return (Int4GPULinear if self._on_gpu else GroupedLinear)(numbers, bias_N, self._dtype)
+        if not self._on_gpu:
+            return GroupedLinear(numbers, bias_N, self._dtype)
+        eight = self._is_eight(source, numbers.numbers_NK.shape[0])
+        return (Int8GPULinear.of_numbers if eight else Int4GPULinear)(numbers, bias_N, self._dtype)
 
     def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
         """Make experts, each of two layers."""
@@ -154,9 +187,11 @@ class KeptGroups:
                 continue
             if _EXPERTS in name and (self._on_gpu or _ordered(weight)):
                 continue
-            if not self._on_gpu or int4_gpu.fits(form, weight.outputs):
-                total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
-                total += weight.form.kept_bytes(weight.outputs)
+            outputs = weight.outputs
+            if self._on_gpu and self._is_eight(weight, outputs):
+                total += int8_gpu.kept_bytes(outputs, form.inputs) - outputs * form.inputs * self._dtype.itemsize
+            elif not self._on_gpu or self._is_four(weight, outputs):
+                total += form.kept_bytes(outputs) - outputs * form.inputs * self._dtype.itemsize
         return int(total)
 
 
@@ -170,9 +205,9 @@ def is_kept(form: GroupedForm) -> bool:
     return rest == 0 and size % GROUP_UNIT == 0
 
 
-def _objection(target: StorageTarget) -> str | None:
+def _objection(target: StorageTarget, missing: str | None) -> str | None:
+    """Return why nothing is kept; `missing`: why no product multiplies it."""
     platform = platform_of(target.device)
-    missing = platform.no_grouped_products
     if missing is not None:
         return missing
     if not env.KEEP_BITS():

@@ -38,7 +38,11 @@ class _Rounding:
 
 # Best first.
 _ON_HOST = {"int8": _Rounding(1.06, 1.2, 0.4), "int4": _Rounding(0.6, 1.2, 0.4)}
-_ON_GPU = {"fp8": _Rounding(1.0, 1.8, 0.25), "int4": _Rounding(0.54, 1.8, 0.25, takes_experts=False)}
+_ON_GPU = {
+    "fp8": _Rounding(1.0, 1.8, 0.25),
+    "int8": _Rounding(1.0, 1.8, 0.25, takes_experts=False),
+    "int4": _Rounding(0.54, 1.8, 0.25, takes_experts=False),
+}
 
 
 @dataclass(frozen=True)

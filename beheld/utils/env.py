@@ -183,6 +183,12 @@ INT4_ON_GPU = _variable(
     True,
     "0 dequantizes weights of 4 bits at load even if the GPU can multiply them as they are",
 )
+INT8_ON_GPU = _variable(
+    ("BEHELD_INT8_ON_GPU",),
+    _switch,
+    False,
+    "1 leaves weights of 8 bits as they are where a GPU can multiply them; its kernels have not run on a GPU yet",
+)
 FLOAT8_ONE_ROW = _variable(
     ("BEHELD_FLOAT8_ONE_ROW",),
     _switch,

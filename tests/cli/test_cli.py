@@ -397,7 +397,7 @@ def test_bytes_of_weights_rounded_on_a_gpu_are_near_the_engines_count(
     folder = checkpoint(size, tmp_path)
     args = EngineArgs(str(folder), device="cpu", dtype="bfloat16", load_format="dummy")
     decided = resolve_and_decide(args)
-    for quantization in ("fp8", "int4"):
+    for quantization in ("fp8", "int8", "int4"):
         config = replace(decided.config, device="cuda", quantization=quantization)
         counted = weigh(decided.hf_config, decided.info, config)
         billions = counted.num_parameters / 1e9

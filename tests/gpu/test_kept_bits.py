@@ -188,11 +188,12 @@ def test_fp8_at_load_answers_nearly_as_the_weights_do(family: str, eager: bool) 
     assert 0 < apart(rounded, logprobs(path, eager)) < 0.9
 
 
-@pytest.mark.parametrize("way", ["fp8", "int4"])
+@pytest.mark.parametrize("way", ["fp8", "int4", "int8"])
 def test_weights_that_are_rounded_from_the_host_take_no_more_than_they_do_then(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that cannot hold them unrounded holds one layer so at a time; the weights are the same."""
+    monkeypatch.setenv("BEHELD_INT8_ON_GPU", "1")
     path = tiny.reshaped("qwen2", tmp_path / "wide", wide)
     args = EngineArgs(model=str(path), dtype="bfloat16", quantization=way)
     decided = resolve_and_decide(args)

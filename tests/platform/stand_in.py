@@ -53,7 +53,7 @@ class Plain(Cpu):
     bfloat16_products = True
     float16_products = True
     int8_products = False
-    no_grouped_products = "it has no such kernel"
+    no_grouped_products = no_int8_rows = "it has no such kernel"
     needs = Needs()
 
     def __init__(self) -> None:

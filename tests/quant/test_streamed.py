@@ -21,6 +21,7 @@ from beheld.quant import registry
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8_at_load import Float8Rounding
 from beheld.quant.int4 import Int4Rounding
+from beheld.quant.int8 import Int8GPURounding
 from beheld.quant.linear import StoredLinear
 from beheld.quant.method import StorageTarget
 from tests import tiny
@@ -75,6 +76,10 @@ def make_int4(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad
     return RoundedAtLoad(Int4Rounding(on_gpu=True), target.dtype, target.device)
 
 
+def make_int8(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
+    return RoundedAtLoad(Int8GPURounding(), target.dtype, target.device)
+
+
 def deep(settings: dict[str, Any]) -> dict[str, Any]:
     text = settings.get("text_config", settings)
     text |= {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
@@ -87,7 +92,7 @@ def decided(path: Path, quantization: str | None = None) -> tuple[Any, Any, Any]
     return made.hf_config, made.info, made.config
 
 
-@pytest.mark.parametrize("way", ["fp8", "int4"])
+@pytest.mark.parametrize("way", ["fp8", "int4", "int8"])
 def test_a_device_never_holds_two_layers_as_they_were(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
