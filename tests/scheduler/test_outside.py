@@ -183,3 +183,19 @@ def test_other_weights_make_what_was_read_worthless() -> None:
     second.scheduler.clear_prefix_cache()
     second.run()
     assert second.events["b"][0].num_external == 0
+
+
+def test_a_prefix_that_was_computed_meanwhile_comes_from_the_cache() -> None:
+    store = FakeStore()
+    bench(store).run(fake_request("a", PROMPT, max_tokens=2))
+    store.at_once = False
+    second = bench(store)
+    again = fake_request("b", PROMPT, max_tokens=2)
+    second.add(again)
+    assert second.step() is None
+    second.add(fake_request("c", PROMPT[:9], max_tokens=2, prompt_logprobs=1))
+    second.step()
+    store.finish()
+    second.run()
+    assert second.tokens("b") == expected_tokens(again, 256)[0]
+    assert (second.events["b"][0].num_cached, second.events["b"][0].num_external) == (20, 12)
