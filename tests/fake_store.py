@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from beheld.core.request import Request
+
 
 class FakeReading:
     """See BlockReading."""
@@ -38,7 +40,7 @@ class FakeStore:
         self.at_once = True
         self.readings: list[FakeReading] = []
 
-    def read(self, keys: Sequence[bytes]) -> FakeReading | None:
+    def read(self, request: Request, first: int, keys: Sequence[bytes]) -> FakeReading | None:
         self.readings = [reading for reading in self.readings if reading.held]
         if len(self.readings) >= self.most:
             return None

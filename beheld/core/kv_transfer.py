@@ -39,6 +39,8 @@ class KVTransferConfig:
             both ("kv_both").
         kv_connector_extra_config: `shared_storage_path` is the folder; `max_bytes` is about the most that its files
             take together, without it there is no bound.
+        kv_connector_module_path: a module with a class of the user's own, which `kv_connector` names and which decides
+            what is taken from the folder; see kvstore/connector.py.
         kv_load_failure_policy: what a file that cannot be used means: "recompute" computes its positions, "fail" ends
             the request with an error.
 
@@ -126,7 +128,7 @@ class KVTransferConfig:
         Raises:
             ConfigError: it is not.
         """
-        if self.kv_connector not in CONNECTORS:
+        if self.kv_connector not in CONNECTORS and self.kv_connector_module_path is None:
             raise ConfigError(
                 f"{OPTION}: kv_connector={self.kv_connector!r} is not available here.",
                 f"Built is a shared folder: {_EXAMPLE}.",

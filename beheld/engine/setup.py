@@ -197,7 +197,11 @@ def _store(hf_config: Any, info: ModelInfo, executor: Executor) -> FileStore | N
     folder = BlockFolder(given.folder, kind(), block_bytes, given.max_bytes)
     words = [word for word, holds in (("kept", given.is_kv_producer), ("taken", given.is_kv_consumer)) if holds]
     logger.info("Keys and values of prompts are %s in %s.", " and ".join(words), folder.root)
-    return FileStore(folder, given, kind)
+    if given.kv_connector_module_path is None:
+        return FileStore(folder, given, kind)
+    from beheld.kvstore.connector import AskingStore
+
+    return AskingStore(folder, given, kind, block_size=config.block_size)
 
 
 def executor_of(config: EngineConfig) -> type[Executor]:

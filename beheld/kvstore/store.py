@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from beheld.core.kv_transfer import KVTransferConfig
+from beheld.core.request import Request
 from beheld.kvstore.folder import BlockFolder, BrokenBlockError
 from beheld.utils.log import get_logger, once
 
@@ -75,7 +76,7 @@ class FileStore:
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, keys: Sequence[bytes]) -> FileReading | None:
+    def read(self, request: Request, first: int, keys: Sequence[bytes]) -> Any:
         """See PrefixStore. A prompt that is larger than all of the room is read as far as that goes."""
         if not keys or not self.reads or self._is_stuck():
             return FileReading(0, ended=True, forgotten=True)

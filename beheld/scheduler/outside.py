@@ -19,6 +19,7 @@ from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Any, Protocol
 
 from beheld.core.plan import BlockKeep, BlockLoad, StepPlan, StepResult
+from beheld.core.request import Request
 from beheld.scheduler.cache.prefix import extend_keys
 from beheld.scheduler.sequence import Sequence, Status
 
@@ -55,8 +56,14 @@ class PrefixStore(Protocol):
     fails: bool
     """Whether a request fails if a block of it cannot be used."""
 
-    def read(self, keys: Ordered[bytes]) -> BlockReading | None:
-        """Begin to read the blocks with these keys, up to the first that is not there; None if there is no room now."""
+    def read(self, request: Request, first: int, keys: Ordered[bytes]) -> BlockReading | None:
+        """Begin to read blocks of a request's prompt, up to the first that is not there; None if there is no room now.
+
+        Args:
+            request: the request.
+            first: index of the first block.
+            keys: the blocks' keys.
+        """
 
     def forget(self, reading: Any) -> None:
         """What was read is not needed any more, or has been taken."""
@@ -116,7 +123,7 @@ class OutsideBlocks:
 
     def _begin(self, sequence: Sequence, num_hit: int) -> bool:
         last = self._num_asked(sequence)
-        reading = self._store.read(extend_keys(sequence, last, self._size)[num_hit:last])
+        reading = self._store.read(sequence.request, num_hit, extend_keys(sequence, last, self._size)[num_hit:last])
         if reading is None:
             return False
         self._reading[sequence] = reading, num_hit, time.monotonic()

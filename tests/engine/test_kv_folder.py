@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
@@ -94,7 +95,9 @@ def test_pictures_are_part_of_what_a_block_is(tmp_path: Path) -> None:
     assert ids([same, other]) == ids(alone)
     start = len(same.prompt_token_ids or ()) - 5
     assert same.num_external_tokens >= start, "the picture is among the positions that were taken"
-    assert other.num_external_tokens < 16, "what precedes the picture is all that they share"
+    pad = json.loads((model / "config.json").read_text(encoding="utf-8"))["image_token_id"]
+    first = (other.prompt_token_ids or []).index(pad)
+    assert other.num_cached_tokens <= first, "what precedes the picture is all that they share"
 
 
 BREAK = {
@@ -238,6 +241,65 @@ def test_weights_that_are_worthless_are_kept_nowhere(tmp_path: Path) -> None:
         return counts
 
     assert asyncio.run(run()) == [11, 0, 11]
+
+
+OWN = """
+from beheld.kvstore.connector import SharedStorageConnector
+
+class Choosy(SharedStorageConnector):
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        count, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return min(count, 32), later
+
+class Unlucky(SharedStorageConnector):
+    def bind_connector_metadata(self, connector_metadata):
+        super().bind_connector_metadata(connector_metadata)
+        slots = connector_metadata.requests[0].slot_mapping
+        self._wrong = {int(slots[20]) // self._block_size}
+
+    def get_block_ids_with_load_errors(self):
+        return self._wrong
+
+class Faulty(SharedStorageConnector):
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        raise RuntimeError("no idea")
+
+class Other:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("name", "count"), [("Choosy", 32), ("Unlucky", 20), ("Faulty", 0)])
+def test_a_connector_of_ones_own_decides_what_is_taken(
+    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_connectors.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = ask([PROMPT], folder=tmp_path)
+    option = transfer(tmp_path, kv_connector_module_path="own_connectors") | {"kv_connector": name}
+    found = ask([PROMPT], kv_transfer_config=option)
+    assert ids(found) == ids(first)
+    assert taken(found) == [(count, count)]
+    failed = ask([PROMPT], kv_transfer_config=option | {"kv_load_failure_policy": "fail"})
+    assert (failed[0].error is None) == (name == "Choosy")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "match"),
+    [
+        ("Other", "own_connectors", "does not derive from SharedStorageConnector"),
+        ("Chosy", "own_connectors", "no 'Chosy'.*Choosy"),
+        ("Choosy", "no_connectors", "cannot be imported"),
+    ],
+)
+def test_a_connector_that_is_none_is_refused(
+    name: str, path: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_connectors.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    option = transfer(tmp_path, kv_connector_module_path=path) | {"kv_connector": name}
+    with pytest.raises(ConfigError, match=match):
+        ask([PROMPT], kv_transfer_config=option)
 
 
 @pytest.mark.parametrize(
