@@ -17,6 +17,7 @@ from beheld.attention.backend import LayerCache, LayerKey
 from beheld.core.config import ModelInfo
 from beheld.core.plan import BlockKeep, BlockLoad
 from beheld.platform.registry import platform_of
+from beheld.runner.staging import to_device
 
 # Bytes that are copied to the device at once.
 _AT_ONCE = 64 << 20
@@ -68,7 +69,7 @@ class BlockBytes:
     def load(self, load: BlockLoad) -> None:
         """Fill blocks."""
         count = max(1, _AT_ONCE // self.block_bytes)
-        pinned = not platform_of(self._device).synchronous
+        pinned = platform_of(self._device).pinned_memory
         for start in range(0, len(load.data), count):
             rows = load.data[start : start + count]
             host = torch.empty((len(rows), self.block_bytes), dtype=torch.uint8, pin_memory=pinned)
@@ -91,10 +92,12 @@ class BlockBytes:
     def _sent(self, part: Tensor) -> Tensor:
         if platform_of(self._device).synchronous:
             return part
-        return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
+        pinned = platform_of(self._device).pinned_memory
+        return torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned).copy_(part, non_blocking=True)
 
     def _places(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        # Not as a tensor of the device at once: that would wait for the steps before.
+        return to_device({"blocks": np.array(blocks, dtype=np.int64)}, self._device)["blocks"]
 
 
 def _tensors(layer: LayerCache) -> Iterator[Tensor]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0
 """Seconds after which a sequence computes what has not been read."""
+# Sequences that are set aside for want of room to read for them. To ask for a prompt's blocks, all of it is hashed.
+_MOST_ASIDE = 64
 
 
 class BlockReading(Protocol):
@@ -116,6 +118,10 @@ class OutsideBlocks:
         if self._crowd or not self._begin(sequence, num_hit):
             self._crowd.append(sequence)
         return True
+
+    def crowded(self, sequence: Sequence) -> bool:
+        """True if a sequence had better not be looked at yet: enough others wait, and some are being read for."""
+        return len(self._crowd) >= _MOST_ASIDE and bool(self._reading) and sequence not in self._found
 
     def _num_asked(self, sequence: Sequence) -> int:
         """Blocks of its prompt that could come; at least the last known token is left to compute."""
@@ -217,9 +223,10 @@ class OutsideBlocks:
             return
         by_row = {piece.row: sequence for piece, sequence in zip(plan.slices, sequences, strict=True)}
         for row, first, blocks in plan.keep:
-            parts = result.kept.get(row)
-            if parts is not None and row not in result.failed:
-                self._store.keep(by_row[row].block_keys[first : first + len(blocks[0])], parts)
+            parts, sequence = result.kept.get(row), by_row[row]
+            # One that has ended may have failed in an earlier step, on which this one has built.
+            if parts is not None and row not in result.failed and sequence.status is not Status.FINISHED:
+                self._store.keep(sequence.block_keys[first : first + len(blocks[0])], parts)
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence has failed: what was kept of it may be broken."""

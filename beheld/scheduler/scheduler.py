@@ -517,11 +517,14 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> _Admitted:
         """Give the first sequence of its client a row and its first slice, or neither."""
+        outside = self._outside
+        if outside is not None and outside.crowded(sequence):
+            return _Admitted.ROOM
         num_hit = self._cache.find_hit(sequence)
         if self._config.prefix_caching and self._shared_prefills.waits(sequence, num_hit):
             self._queue.postpone(sequence.request.client)
             return _Admitted.POSTPONED
-        num_given, outside = num_hit, self._outside
+        num_given = num_hit
         if outside is not None:
             if outside.waits(sequence, num_hit):
                 self._queue.postpone(sequence.request.client)

@@ -199,3 +199,43 @@ def test_a_prefix_that_was_computed_meanwhile_comes_from_the_cache() -> None:
     second.run()
     assert second.tokens("b") == expected_tokens(again, 256)[0]
     assert (second.events["b"][0].num_cached, second.events["b"][0].num_external) == (20, 12)
+
+
+def test_not_all_that_wait_are_hashed_at_once() -> None:
+    store = FakeStore(most=2)
+    store.at_once = False
+    bench_ = bench(store)
+    requests = [fake_request(f"r{i}", [*range(3, 20), 3 + i % 80, i % 7], max_tokens=1) for i in range(200)]
+    bench_.add(*requests)
+    assert bench_.step() is None
+    assert sum(bool(s.block_keys) for s in bench_.scheduler._sequences.values()) < 80
+    store.at_once = True
+    bench_.run()
+    for request in requests:
+        assert bench_.tokens(request.id) == expected_tokens(request, 256)[0]
+
+
+def test_a_better_priority_does_not_keep_those_waiting_that_have_their_blocks() -> None:
+    """The room for reading is theirs until they are admitted."""
+    store = FakeStore(most=1)
+    store.at_once = False
+    bench_ = bench(store, policy="priority", max_num_seqs=1)
+    bench_.add(fake_request("a", PROMPT, max_tokens=2, priority=1))
+    assert bench_.step() is None
+    store.finish()
+    bench_.add(fake_request("b", range(40, 60), max_tokens=2, priority=0))
+    bench_.step()
+    store.at_once = True
+    bench_.run()
+    assert bench_.tokens("a")
+    assert bench_.tokens("b")
+
+
+def test_what_is_in_flight_when_a_sequence_fails_is_not_kept_either() -> None:
+    store, bad = FakeStore(), fake_item("bad", 4)
+    first = bench(store, max_num_batched_tokens=8, overlap=True)
+    first.runner.broken_digests = {bad.digest}
+    first.run(fake_request("a", [3, 4], bad, range(20, 50), max_tokens=2))
+    assert first.last("a").finish is FinishReason.ERROR
+    assert any(keep.first for plan in first.plans for keep in plan.keep), "a later part was under way"
+    assert not store.held
