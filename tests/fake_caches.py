@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from beheld.core.config import KVGroup
 from tests import toy_recurrent
 
@@ -87,6 +89,18 @@ class FakePaged:
     def truncate(self, table: list[int], stop: int) -> None:
         """Blocks behind go back."""
         del table[-(-stop // self._size) :]
+
+    def bytes_of(self, block: int) -> np.ndarray:
+        """What a block holds whose positions have all been written."""
+        cells = [self._cells[block, place] for place in range(self._size)]
+        return np.array([number for cell in cells for number in (cell.state, cell.broken)], np.int64).view(np.uint8)
+
+    def fill(self, block: int, data: np.ndarray) -> None:
+        """Take what `bytes_of` gave."""
+        assert 0 < block < self._num_blocks, f"block {block} does not exist"
+        numbers = data.view(np.int64).tolist()
+        for place in range(self._size):
+            self._cells[block, place] = Cell(numbers[2 * place], bool(numbers[2 * place + 1]))
 
 
 class FakeStates:

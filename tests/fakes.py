@@ -19,13 +19,23 @@ import numpy as np
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import EngineDeadError
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.plan import Admission, PromptLogprobs, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import (
+    Admission,
+    BlockKeep,
+    BlockLoad,
+    PromptLogprobs,
+    SeqSlice,
+    SpanView,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from beheld.core.pooling_params import Pooling
 from beheld.core.request import LoRARequest, Request
 from beheld.core.sampling import Sampling
 from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
-from tests.fake_caches import KINDS, Cell, Read
+from tests.fake_caches import KINDS, Cell, FakePaged, Read
 
 VOCAB = 97
 PLACEHOLDER = 90
@@ -250,6 +260,8 @@ class FakeRunner:
         for digest in plan.forget:
             assert digest in self._embeds or digest in self.broken_digests, "told to forget what is not there"
             self._embeds.pop(digest, None)
+        for load in plan.load:
+            self._load(load)
         for admission in plan.admitted:
             self._admit(admission)
         lost = self._encode(plan, again=again)
@@ -295,7 +307,8 @@ class FakeRunner:
                 prompt[piece.row] = prompt_columns(told)
         encoded = {item.digest for item in plan.encode}
         assert again or encoded <= used | set(lost), "something was encoded that no slice uses"
-        self._results.append(StepResult(plan.id, tokens, logprobs, prompt, vectors, drafts, failed, lost))
+        kept = {keep.row: self._keep(keep) for keep in plan.keep} if self.verify else {}
+        self._results.append(StepResult(plan.id, tokens, logprobs, prompt, vectors, drafts, failed, lost, kept=kept))
         return plan
 
     def collect(self, handle: StepPlan) -> StepResult:
@@ -361,6 +374,22 @@ class FakeRunner:
         for position in range(known):
             row.states.append(mix(row.states[-1], _value(row, position)))
         self._rows[admission.row] = row
+
+    def _load(self, load: BlockLoad) -> None:
+        for place, data in enumerate(load.data):
+            for cache, blocks, part in zip(self._caches, load.blocks, np.split(data, len(self._caches)), strict=True):
+                assert isinstance(cache, FakePaged)
+                cache.fill(blocks[place], part)
+
+    def _keep(self, keep: BlockKeep) -> tuple[np.ndarray, ...]:
+        table = self._rows[keep.row].tables
+        for blocks, own in zip(keep.blocks, table, strict=True):
+            assert own[keep.first : keep.first + len(blocks)] == list(blocks), "blocks of another sequence"
+        parts = []
+        for cache, blocks in zip(self._caches, keep.blocks, strict=True):
+            assert isinstance(cache, FakePaged)
+            parts.append(np.stack([cache.bytes_of(block) for block in blocks]))
+        return tuple(parts)
 
     def _encode(self, plan: StepPlan, *, again: bool) -> tuple[bytes, ...]:
         lost = []

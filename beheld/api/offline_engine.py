@@ -237,7 +237,7 @@ class OwnEngine:
 
     def close(self) -> None:
         """See OfflineEngine."""
-        self.core.executor.close()
+        self.core.close()
 
 
 class RemoteEngines:

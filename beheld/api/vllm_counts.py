@@ -27,6 +27,8 @@ def values_of(stats: EngineStats) -> dict[str, float]:
         "num_preemptions": held.num_preemptions,
         "prefix_cache_queries": held.prefix_queries,
         "prefix_cache_hits": held.prefix_hits,
+        "external_prefix_cache_queries": held.external_queries,
+        "external_prefix_cache_hits": held.external_hits,
         "mm_cache_queries": held.num_encoded + held.num_reused,
         "mm_cache_hits": held.num_reused,
     }

@@ -29,6 +29,8 @@ _OUTPUTS = {
     "RequestOutput": "beheld.core.outputs:RequestOutput",
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
+_KV_TRANSFER = {"KVTransferConfig": "beheld.core.kv_transfer:KVTransferConfig"}
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
 _CONFIG = {
     "StructuredOutputsConfig": "beheld.compat.grammars:StructuredOutputsConfig",
     "ProfilerConfig": "beheld.core.profiling:ProfilerConfig",
@@ -112,12 +114,33 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.benchmarks.datasets": {
         name: f"beheld.compat.datasets:{name}" for name in ("SampleRequest", "add_dataset_parser", "get_samples")
     },
-    "vllm.config": _POOLER | _CONFIG,
+    "vllm.config": _POOLER | _CONFIG | _KV_TRANSFER,
+    "vllm.config.kv_transfer": _KV_TRANSFER,
     "vllm.config.pooler": _POOLER,
     "vllm.distributed": {
         "cleanup_dist_env_and_memory": "beheld.compat.processes:cleanup_dist_env_and_memory",
     },
+    "vllm.distributed.kv_transfer": {},
+    "vllm.distributed.kv_transfer.kv_connector": {},
+    _CONNECTOR: {},
+    f"{_CONNECTOR}.base": {
+        name: f"beheld.kvstore.connector:{name}" for name in ("KVConnectorMetadata", "KVConnectorRole")
+    },
+    **{
+        f"{_CONNECTOR}.{module}": {
+            name: "beheld.kvstore.connector:SharedStorageConnector",
+            f"{name}Metadata": "beheld.kvstore.connector:SharedStorageConnectorMetadata",
+        }
+        for module, name in (
+            ("shared_storage_connector", "SharedStorageConnector"),
+            ("example_connector", "ExampleConnector"),
+        )
+    },
     "vllm.engine": {},
+    "vllm.forward_context": {"ForwardContext": "beheld.kvstore.connector:PassFacts"},
+    "vllm.v1.core": {},
+    "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks": "beheld.kvstore.connector:KVCacheBlocks"},
+    "vllm.v1.request": {"Request": "beheld.kvstore.connector:StoredRequest"},
     "vllm.engine.async_llm_engine": _ASYNC_ENGINE,
     "vllm.engine.llm_engine": _ENGINE,
     "vllm.engine.arg_utils": _ARGS,
@@ -260,7 +283,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-_ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
+_ONE_ENGINE = "Caches go from engine to engine through a shared folder: kv_connector='ExampleConnector'."
 _SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
 _OWN_BATCHES = (
     "Parts of vLLM's own steps on a GPU are not built; a logits processor written for them runs as a class of "
@@ -270,9 +293,7 @@ _SERVER = "The parts of vLLM's server are not built; `beheld serve` is the serve
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
     "vllm.benchmarks.serve": "`beheld bench` measures a server.",
-    "vllm.config.KVTransferConfig": _ONE_ENGINE,
     "vllm.config.WeightTransferConfig": _SAME_WEIGHTS,
-    "vllm.config.kv_transfer": _ONE_ENGINE,
     "vllm.distributed.device_communicators": _SAME_WEIGHTS,
     "vllm.distributed.kv_events": "Events of the cache are not published.",
     "vllm.distributed.kv_transfer": _ONE_ENGINE,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
 from beheld.core.grounding import Grounding
+from beheld.core.kv_transfer import KVTransferConfig
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
 from beheld.core.sampling import LogprobsMode
@@ -86,6 +87,7 @@ class EngineArgs:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
+    kv_transfer_config: KVTransferConfig | dict[str, Any] | None = None
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
     block_size: int | None = None
@@ -203,6 +205,12 @@ class KVGroup:
     def has_keys_and_values(self) -> bool:
         """Whether each position has keys and values of several heads, and not a latent, inputs or a state."""
         return self.state is None and self.value_dim > 0 and not self.values_in_keys
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether each position has keys and values, or a latent, for as long as its sequence runs."""
+        has_own = self.has_keys_and_values or self.values_in_keys
+        return has_own and self.window is None and not self.num_states
 
     @property
     def keeps_few(self) -> bool:
@@ -344,6 +352,7 @@ class ModelInfo:
 
 MODEL_CLASSES = (
     *(EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer, Grounding),
+    KVTransferConfig,
 )
 """All classes of which an EngineArgs or a ModelInfo may hold values: codecs that send one to a process need them."""
 
@@ -396,6 +405,7 @@ class EngineConfig:
         over_hosts: whether Ray places the ranks, on several hosts.
         prompt_embeds: whether prompts may be embeddings.
         max_step_s: seconds that a step with prefill should take at most while others wait; None for no limit.
+        kv_transfer: the folder in which keys and values of prompts are kept; None for none.
     """
 
     device: str
@@ -441,6 +451,7 @@ class EngineConfig:
     over_hosts: bool = False
     prompt_embeds: bool = False
     max_step_s: float | None = None
+    kv_transfer: KVTransferConfig | None = None
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

@@ -33,6 +33,7 @@ class TokenEvent(NamedTuple):
         pooled: the vector (D), scores (C) or vectors (N, D) of a pooling request, float32.
         restarted: the engine died, and another one starts the answer again: all earlier tokens of the request are void.
         num_preemptions: how often it was interrupted until then, once after each time; otherwise 0.
+        num_external: how many of `num_cached` were kept outside of the engine.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class TokenEvent(NamedTuple):
     pooled: np.ndarray | None = None
     restarted: bool = False
     num_preemptions: int = 0
+    num_external: int = 0
 
 
 @dataclass(slots=True)
@@ -152,6 +154,7 @@ class RequestOutput:
         prompt_token_id_logprobs: (rows, N), float32, of the tokens in `prompt_logprob_token_ids`; minus infinity for
             -1.
         prompt_entries: what `prompt_logprobs` would hold, in its place where AsyncLLM was asked for that.
+        num_external_tokens: how many of `num_cached_tokens` were taken from a folder, see `kv_transfer_config`.
         media: one receipt per media item: the input, what the model saw, what was lost.
         error: why the request failed, with `on_error="return"`; `outputs` is then empty.
         milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start). AsyncLLM
@@ -175,6 +178,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     prompt_entries: PromptEntries | None = None
     prompt_token_id_logprobs: np.ndarray | None = None
+    num_external_tokens: int = 0
 
     encoder_prompt: ClassVar[str | None] = None
     encoder_prompt_token_ids: ClassVar[list[int] | None] = None

@@ -106,12 +106,40 @@ class EncodeItem:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockLoad:
+    """Fill blocks with what was kept of them outside of the engine.
+
+    Attributes:
+        blocks: for each KV group, the N block ids.
+        data: the bytes of each of the N blocks, over all groups, see runner/block_bytes.py.
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    data: tuple[np.ndarray, ...]
+
+
+class BlockKeep(NamedTuple):
+    """Bring what is in blocks, once the step has computed it, to the host.
+
+    Attributes:
+        row: the row whose slice completes them.
+        first: index of the first of them in the row's tables.
+        blocks: for each KV group, the N block ids.
+    """
+
+    row: int
+    first: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class StepPlan:
     """One step of the device.
 
     The device executes it in this order: free the `released` rows, drop the embeddings in `forget`, run towers on
-    `encode`, fill the `admitted` rows, and compute `slices` in one batch. `masks` holds, for each row with a grammar,
-    one bit mask of allowed tokens (32 per little-endian word) for each wanted position.
+    `encode`, fill the `admitted` rows, `load` blocks, compute `slices` in one batch, and bring blocks in `keep` to the
+    host. `masks` holds, for each row with a grammar, one bit mask of allowed tokens (32 per little-endian word) for
+    each wanted position.
     """
 
     id: int
@@ -121,6 +149,8 @@ class StepPlan:
     released: tuple[int, ...] = ()
     forget: tuple[bytes, ...] = ()
     masks: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
+    load: tuple[BlockLoad, ...] = ()
+    keep: tuple[BlockKeep, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -225,6 +255,7 @@ class StepResult:
         culprits: the failed rows that, after their step had failed, failed again when run alone.
         redone: row -> why its step failed, if its sequence must be computed again because recurrent layers had already
             changed its states.
+        kept: row -> the bytes of its N blocks in `keep`, in parts (N, bytes of the part), uint8.
         lost: digests in `encode` whose embeddings are not on the device.
         encode_s: seconds of tower runs that ended since the last result.
     """
@@ -240,3 +271,4 @@ class StepResult:
     encode_s: float = 0.0
     culprits: frozenset[int] = frozenset()
     redone: Mapping[int, str] = field(default_factory=dict)
+    kept: Mapping[int, tuple[np.ndarray, ...]] = field(default_factory=dict)

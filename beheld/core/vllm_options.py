@@ -237,9 +237,7 @@ _refused("Read /metrics or the server's log.", "otlp_traces_endpoint collect_det
 _refused("`scheduling_policy` is fcfs or priority.", "scheduler_cls")
 _refused(_OUT, "worker_cls", only=("auto",))
 _refused(_OUT, "worker_extension_cls additional_config")
-_refused(
-    "One engine computes prompts and answers; leave it out.", "kv_transfer_config ec_transfer_config kv_events_config"
-)
+_refused("One engine computes prompts and answers; leave it out.", "ec_transfer_config kv_events_config")
 _refused("Make a new LLM of the new checkpoint.", "weight_transfer_config")
 _refused(
     "Keys and values are kept as they are, in FP8 without scales, or in int8 with scales of their own; leave it out.",

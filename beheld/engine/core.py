@@ -17,6 +17,7 @@ from beheld.core.sleep import MEMORY, EnginePart, lost_at
 from beheld.engine.profile import Recorder
 from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
+from beheld.kvstore.store import FileStore
 from beheld.scheduler.scheduler import Scheduler
 from beheld.structured.rows import GrammarRows
 from beheld.utils.gil import quick_turns
@@ -46,13 +47,18 @@ class InFlight:
 
 
 class EngineCore:
-    """The scheduler, the executor and the step that connects them."""
+    """The scheduler, the executor and the step that connects them.
 
-    def __init__(self, info: ModelInfo, executor: Executor) -> None:
+    Args:
+        store: the folder in which keys and values of prompts are kept, if there is one.
+    """
+
+    def __init__(self, info: ModelInfo, executor: Executor, store: FileStore | None = None) -> None:
         # Set together with a tokenizer; without one, no request has a grammar.
         self.grammars: GrammarRows | None = None
         self.executor = executor
-        self.scheduler = Scheduler(executor.config, info, executor.capacity)
+        self.scheduler = Scheduler(executor.config, info, executor.capacity, store)
+        self._store = store
         self._stages = executor.config.pipeline_parallel_size
         # How many launched steps stay unread; with stages, so many that each stage has one to compute.
         self._depth = max(1, self._stages - 1) if executor.config.overlap else 0
@@ -231,6 +237,8 @@ class EngineCore:
             return
         if self._lacks & MEMORY:
             self.executor.wake_up(parts)
+        if self._store is not None and EnginePart.WEIGHTS in self._lacks & frozenset(parts):
+            self._store.renew()
         left = (self._lacks - frozenset(parts)) & MEMORY
         if not left and self._lacks & MEMORY:
             logger.info("The engine has woken up.")
@@ -250,6 +258,8 @@ class EngineCore:
         lacked = self._lacks
         self.sleep(2)
         self.executor.wake_up(MEMORY - lacked | {EnginePart.WEIGHTS})
+        if self._store is not None:
+            self._store.renew()
         left = lacked - {EnginePart.WEIGHTS}
         self._lacks = frozenset() if lacked & MEMORY and not left & MEMORY else left
         logger.info("The weights were read again.")
@@ -276,8 +286,21 @@ class EngineCore:
         self._check_alive()
         self._check_memory()
         self.executor.reset_weights()
+        if self._store is not None:
+            self._store.suspend()
         self.scheduler.clear_prefix_cache()
         self.scheduler.clear_embeddings()
+
+    def flush(self) -> None:
+        """Return when the keys and values that are to be kept are, or when that takes too long."""
+        if self._store is not None:
+            self._store.flush()
+
+    def close(self) -> None:
+        """Free the model's memory; no step may follow."""
+        if self._store is not None:
+            self._store.close()
+        self.executor.close()
 
     @property
     def alive(self) -> bool:
@@ -394,7 +417,7 @@ class EngineCore:
 
 def _without(together: StepResult, alone: StepResult) -> StepResult:
     """The results of a plan's sequences that can run, and the failures of its culprits."""
-    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
+    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed", "kept")
     bad = alone.culprits
     kept: dict[str, Any] = {
         name: {row: own for row, own in getattr(together, name).items() if row not in bad} for name in by_row
@@ -405,7 +428,7 @@ def _without(together: StepResult, alone: StepResult) -> StepResult:
 
 def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> StepResult:
     """The result of a plan, merged from those of its sequences."""
-    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed", "redone")
+    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed", "redone", "kept")
     merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
     culprits = frozenset[int]().union(*(part.culprits for part in parts))
     return StepResult(plan_id, **merged, culprits=culprits, lost=lost, encode_s=sum(part.encode_s for part in parts))
@@ -418,6 +441,7 @@ def _of_rows(plan: StepPlan, rows: Collection[int]) -> StepPlan:
         slices=tuple(piece for piece in plan.slices if piece.row in rows),
         admitted=tuple(admission for admission in plan.admitted if admission.row in rows),
         masks={row: allowed for row, allowed in plan.masks.items() if row in rows},
+        keep=tuple(keep for keep in plan.keep if keep.row in rows),
         released=(),
         forget=(),
     )
@@ -432,6 +456,7 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
         plan,
         slices=(piece,),
         admitted=tuple(a for a in plan.admitted if a.row == piece.row),
+        keep=tuple(keep for keep in plan.keep if keep.row == piece.row),
         released=plan.released if first else (),
         forget=plan.forget if first else (),
     )

@@ -131,6 +131,7 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
     finally:
         death.call_off()
         waiting.close()
+        core.flush()
 
 
 class _Death:

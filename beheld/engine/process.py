@@ -47,6 +47,8 @@ logger = get_logger(__name__)
 
 # There is nothing to save, so a process that does not end in time is killed.
 _CLOSE_S = 1.0
+# The same for one that keeps keys and values in a folder.
+_CLOSE_WITH_FOLDER_S = 35.0
 # What lists of processes call an engine that is a copy of the server, whose command line it has.
 _COPY = "beheld-engine"
 # Shared memory files that are reused for features; beyond this many in transit, new memory is allocated.
@@ -146,6 +148,7 @@ class EngineProcess(LinkedEngine):
         self._process = begun.process
         super().__init__(begun.link())
         self._tokenizer: Callable[[], Tokenizer] | None = None
+        self._close_s = _CLOSE_S if args.kv_transfer_config is None else _CLOSE_WITH_FOLDER_S
         try:
             self._link.send(args)
             _load()
@@ -214,7 +217,7 @@ class EngineProcess(LinkedEngine):
         """End the process; kill it if it does not end in time."""
         self._leave(_CLOSE_S)
         try:
-            self._process.wait(_CLOSE_S if self._threads else 0.0)
+            self._process.wait(self._close_s if self._threads else 0.0)
         except subprocess.TimeoutExpired:
             logger.warning("The engine's process did not end in time and was killed.")
         self._end()

@@ -7,10 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blake3 import blake3
+
 from beheld.checkpoint.adapters import built_in
+from beheld.checkpoint.identity import identity
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, layouts, resolve
 from beheld.checkpoint.validate import validate
@@ -26,6 +30,8 @@ from beheld.core.config import (
 )
 from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
+from beheld.core.kv_transfer import OPTION as KV_TRANSFER
+from beheld.core.kv_transfer import KVTransferConfig
 from beheld.core.logits_processors import FromPackage, of_pooling
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.pooling import PoolerConfig, runner_and_convert
@@ -35,6 +41,8 @@ from beheld.core.value_checks import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
+from beheld.kvstore.folder import BlockFolder
+from beheld.kvstore.store import FileStore
 from beheld.quant.availability import AT_LOAD_METHODS, check_at_load
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
@@ -138,10 +146,63 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
     config = with_fitting_ranks(args, info, decided.config)
     kind = executor_of(config)
     check_ranks(args, info, config, decided.hf_config, kind)
+    _check_store(info, config)
     executor = kind.start(decided.hf_config, info, config, shrink=args.max_model_len is None)
-    core = EngineCore(info, executor)
+    core = EngineCore(info, executor, _store(decided.hf_config, info, executor))
     logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
     return Setup(args, info, executor.config, core)
+
+
+def _check_store(info: ModelInfo, config: EngineConfig) -> None:
+    """Check that the prompts of a model can be kept in a folder.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if config.kv_transfer is None:
+        return
+    partly = not all(group.keeps_all for group in info.kv_groups)
+    reasons = {
+        f"{info.architecture} has layers that do not keep something of each position": partly,
+        "a model that pools has no answers": info.pooler is not None,
+        f"{config.num_ranks} ranks share the model": config.num_ranks > 1,
+        "prefix caching is off": not config.prefix_caching,
+        "load_format='dummy' makes weights of no checkpoint": config.load_format == "dummy",
+        "this model keeps no keys and values": not info.kv_groups,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f"{KV_TRANSFER} is not available here: {reason}.",
+                f"Leave {KV_TRANSFER} out; the engine's own prefix cache needs no option.",
+                param=KV_TRANSFER,
+            )
+
+
+def _store(hf_config: Any, info: ModelInfo, executor: Executor) -> FileStore | None:
+    """The folder for keys and values of prompts, if one is named."""
+    config = executor.config
+    if config.kv_transfer is None:
+        return None
+    from beheld.executor.local import LocalExecutor
+
+    assert isinstance(executor, LocalExecutor), "ranks keep nothing in folders"
+    block_bytes, layout = executor.runner.block_bytes.block_bytes, executor.runner.block_bytes.layout
+
+    def kind() -> str:
+        decisions = (VERSION, version("transformers"), config.dtype, config.kv_dtype, config.quantization)
+        said = (*decisions, config.exact_weights, config.block_size, layout, identity(info, hf_config))
+        return blake3(repr(said).encode()).hexdigest()[:32]
+
+    given = config.kv_transfer
+    folder = BlockFolder(given.folder, kind(), block_bytes, given.max_bytes)
+    words = [word for word, holds in (("kept", given.is_kv_producer), ("taken", given.is_kv_consumer)) if holds]
+    logger.info("Keys and values of prompts are %s in %s.", " and ".join(words), folder.root)
+    if given.kv_connector_module_path is None:
+        return FileStore(folder, given, kind)
+    from beheld.kvstore.connector import AskingStore
+
+    return AskingStore(folder, given, kind, block_size=config.block_size)
 
 
 def executor_of(config: EngineConfig) -> type[Executor]:
@@ -188,6 +249,7 @@ def check(args: EngineArgs) -> None:
     runner_and_convert(args.task, args.runner, args.convert)
     _one_pooler_config(args)
     _check_profiles(args)
+    KVTransferConfig.of(args.kv_transfer_config)
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
         value = getattr(args, name)
         if value is not None and not isinstance(value, Mapping):
@@ -311,6 +373,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         prompt_embeds=_prompt_embeds(args, info),
         max_step_s=platform.defaults.max_step_s,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
+        kv_transfer=KVTransferConfig.of(args.kv_transfer_config),
         **_workers(args, platform),
         **loras,
     )

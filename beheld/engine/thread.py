@@ -89,4 +89,4 @@ class EngineThread:
             stands_still = self._thread.is_alive()
             self._thread = None
             if not stands_still:
-                self._core.executor.close()
+                self._core.close()

@@ -72,6 +72,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     ),
     "enable_chunked_prefill": ("on", "long prompts are computed in several steps"),
     "enable_prefix_caching": ("on", "what prompts have in common is computed once"),
+    "kv_transfer_config": (
+        "none",
+        "JSON that names a folder in which engines keep what they computed of prompts, see "
+        "[keep prefixes](../how-to/keep-prefixes.md)",
+    ),
     "scheduling_policy": ("", "`fcfs`: first come, first served; `priority`: by the requests' `priority`"),
     "async_scheduling": ("on with a GPU or stages", "the next step is planned while the device computes"),
     "block_size": ("16", "positions in one block of the KV cache"),

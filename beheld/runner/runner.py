@@ -38,6 +38,7 @@ from beheld.pool.alignment import Aligner
 from beheld.pool.pooler import PooledValues, Pooler
 from beheld.runner import cross_inputs, device_wait
 from beheld.runner.batch import Batch, build, lay_out
+from beheld.runner.block_bytes import BlockBytes, SentBlocks
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.changed_states import ChangedStates, Computed
@@ -76,6 +77,7 @@ class Handle:
         sampled: their results in the host's memory, complete once `ready` has happened (at once if that is None): at
             place i, the tokens of the i-th wanted position of each slice that has so many.
         pooled: the results of complete prompts, in the host's memory, too.
+        kept: blocks of prompts, likewise.
     """
 
     plan_id: int
@@ -84,6 +86,7 @@ class Handle:
     slices: Sequence[SeqSlice] = ()
     sampled: Sequence[SampleOutput] = ()
     pooled: Sequence[PooledValues] = ()
+    kept: Sequence[SentBlocks] = ()
     ready: Event | None = None
 
 
@@ -129,6 +132,7 @@ class ModelRunner:
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._lost = 0
+        self._block_bytes: BlockBytes | None = None
         self._ranks = ranks
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -174,14 +178,33 @@ class ModelRunner:
                 logger.warning("Only decode steps of %s run as CUDA graphs: %s", self._info.architecture, error)
         self._adapter.capture_calls()
 
+    @property
+    def block_bytes(self) -> BlockBytes:
+        """What copies blocks of the cache."""
+        if self._block_bytes is None:
+            self._block_bytes = BlockBytes(self._info, self.kv)
+        return self._block_bytes
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
         """Start one step. Launching a plan again after an error is harmless."""
+        if plan.load or plan.keep:
+            return self._launch_with_blocks(plan)
         if self._pipe is None or not plan.slices:
             return self._launch(plan)
         sampling = [piece.row for piece in plan.slices if piece.wanted]
         with self._pipe.step(plan.id, sampling, 0 if self.pooler is not None else len(sampling)):
             return self._launch(plan)
+
+    def _launch_with_blocks(self, plan: StepPlan) -> Handle:
+        """Start a step that fills blocks before it computes, or brings some to the host afterwards."""
+        for load in plan.load:
+            self.block_bytes.load(load)
+        handle = self._launch(plan)
+        if plan.keep:
+            handle.kept = [self.block_bytes.keep(keep) for keep in plan.keep]
+            self._marked(handle)
+        return handle
 
     def _launch(self, plan: StepPlan) -> Handle:
         for row in plan.released:
@@ -509,6 +532,7 @@ class ModelRunner:
             failed=failed,
             lost=handle.lost,
             encode_s=self.encoder.spent_s(),
+            kept={kept.row: kept.to_host() for kept in handle.kept},
         )
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -50,6 +50,7 @@ from beheld.scheduler.failed_steps import failure, stand_in
 from beheld.scheduler.fair_share import FairShare
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
+from beheld.scheduler.outside import OutsideBlocks, PrefixStore
 from beheld.scheduler.pace import StepPace
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 
 # Turns of clients that fill a step.
 _TURNS = 8
+# Seconds that a step without anything to compute waits for blocks from outside.
+_READ_S = 0.02
 # How many times in a row a sequence is computed again after failed steps before it fails.
 _MOST_REDONE = 2
 
@@ -80,9 +83,16 @@ class _Admitted(Enum):
 
 
 class Scheduler:
-    """Decides what runs next. Its methods may be called in any order, but not from two threads at once."""
+    """Decides what runs next. Its methods may be called in any order, but not from two threads at once.
 
-    def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity) -> None:
+    Args:
+        store: where blocks of prompts are kept outside of the engine; only for models all of whose groups keep every
+            position.
+    """
+
+    def __init__(
+        self, config: EngineConfig, info: ModelInfo, capacity: Capacity, store: PrefixStore | None = None
+    ) -> None:
         assert config.policy in ("fcfs", "priority"), config.policy
         assert 0 <= config.num_draft_tokens <= MAX_DRAFT_TOKENS, config.num_draft_tokens
         self._config = config
@@ -97,6 +107,7 @@ class Scheduler:
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
         self._shared_prefills = SharedPrefills(config.block_size)
+        self._outside = None if store is None else OutsideBlocks(store, config.block_size)
         self._loras = LoRAQuota(config.max_loras, 2 * config.max_num_seqs)
         # Client -> requests that have not ended.
         self._clients: Counter[str] = Counter()
@@ -126,6 +137,8 @@ class Scheduler:
         self._num_preemptions = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
+        self._external_queries = 0
+        self._external_hits = 0
         self._step_tokens = Tally(STEP_TOKENS)
 
     def add(self, request: Request) -> None:
@@ -181,6 +194,33 @@ class Scheduler:
 
         Running sequences come first, in their order; then waiting ones are admitted in theirs.
         """
+        step = self._next_step()
+        reads = False
+        if not step.slices and not self._flights and self._outside is not None:
+            reads = self._outside.wait(_READ_S)
+            if reads:
+                step = self._next_step()
+        if not step.slices:
+            assert self._flights or reads or not self._sequences, "sequences are left, and none can continue"
+            return None
+        plan = StepPlan(
+            id=self._next_plan,
+            slices=tuple(step.slices),
+            admitted=tuple(step.admitted),
+            encode=tuple(step.encode),
+            released=tuple(self._released),
+            forget=self._encoder.take_forgotten(),
+            load=tuple(step.load),
+            keep=tuple(step.keep),
+        )
+        self._step_tokens.add(self._config.max_num_batched_tokens - step.budget + step.num_begun)
+        self._released.clear()
+        self._next_plan += 1
+        self._flights[plan.id] = Flight(plan, step.sequences, step.epochs, step.num_plain, step.num_reported)
+        return plan
+
+    def _next_step(self) -> StepBuilder:
+        """What can be computed now; without a slice if that is nothing."""
         step = self._build_step()
         turns = 2 * _TURNS * len(self._clients) if len(self._clients) > 1 else 0
         while (step.num_preempted or turns or self._lifted) and not step.slices and not self._flights:
@@ -191,22 +231,7 @@ class Scheduler:
         if not step.slices and not self._flights and len(self._clients) > 1:
             # No share can be used: the clients that have them wait for what sequences without a share hold.
             step = self._build_unshared_step()
-        if not step.slices:
-            assert self._flights or not self._sequences, "sequences are left, and none can continue"
-            return None
-        plan = StepPlan(
-            id=self._next_plan,
-            slices=tuple(step.slices),
-            admitted=tuple(step.admitted),
-            encode=tuple(step.encode),
-            released=tuple(self._released),
-            forget=self._encoder.take_forgotten(),
-        )
-        self._step_tokens.add(self._config.max_num_batched_tokens - step.budget + step.num_begun)
-        self._released.clear()
-        self._next_plan += 1
-        self._flights[plan.id] = Flight(plan, step.sequences, step.epochs, step.num_plain, step.num_reported)
-        return plan
+        return step
 
     def _new_step(self) -> StepBuilder:
         """An empty step. Stages compute different steps at a time, so each step has its share of the sequences."""
@@ -224,6 +249,9 @@ class Scheduler:
             step.limit, step.weight = pace.units(alone=not self._others_wait()), pace.weight
         for sequence in self._shared_prefills.ready():
             self._queue.resume(sequence)
+        if self._outside is not None:
+            for sequence in self._outside.ready(self._cache.find_hit):
+                self._queue.resume(sequence)
         if len(self._clients) > 1:
             if self._stalled:
                 self._stalled = False
@@ -489,11 +517,20 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> _Admitted:
         """Give the first sequence of its client a row and its first slice, or neither."""
+        outside = self._outside
+        if outside is not None and outside.crowded(sequence):
+            return _Admitted.ROOM
         num_hit = self._cache.find_hit(sequence)
         if self._config.prefix_caching and self._shared_prefills.waits(sequence, num_hit):
             self._queue.postpone(sequence.request.client)
             return _Admitted.POSTPONED
-        start = num_hit * self._config.block_size
+        num_given = num_hit
+        if outside is not None:
+            if outside.waits(sequence, num_hit):
+                self._queue.postpone(sequence.request.client)
+                return _Admitted.POSTPONED
+            num_given = self._cache.whole(sequence, outside.reach(sequence, num_hit))
+        start = num_given * self._config.block_size
         sequence.begin(start)
         most = min(sequence.end, start + step.room(sequence))
         fits = min(
@@ -521,7 +558,18 @@ class Scheduler:
             sequence.num_cached = start
             sequence.waited_s = time.monotonic() - sequence.added_s
             self._prefix_queries += sequence.num_prompt
-            self._prefix_hits += start
+            self._prefix_hits += num_hit * self._config.block_size
+            if outside is not None:
+                sequence.num_external = start - num_hit * self._config.block_size
+                self._external_queries += sequence.num_prompt - num_hit * self._config.block_size
+                self._external_hits += sequence.num_external
+        blocks = self._cache.take_hit(sequence, num_hit)
+        if outside is not None:
+            added = self._cache.extend(sequence, start)
+            blocks = tuple([own + new for own, new in zip(blocks, added, strict=True)])
+            load = outside.take(sequence, num_hit, added)
+            if load is not None:
+                step.load.append(load)
         step.admitted.append(
             Admission(
                 row=sequence.row,
@@ -534,7 +582,7 @@ class Scheduler:
                 params=sequence.params,
                 lora=sequence.request.lora,
                 num_computed=start,
-                blocks=self._cache.take_hit(sequence, num_hit),
+                blocks=blocks,
             )
         )
         if self._config.prefix_caching:
@@ -551,6 +599,10 @@ class Scheduler:
         if wanted and start < sequence.num_prompt and isinstance(sequence.params, Sampling):
             step.num_begun += 1
         new_blocks = self._cache.extend(sequence, stop)
+        if self._outside is not None and start < sequence.num_prompt:
+            keep = self._outside.keep(sequence, start, stop)
+            if keep is not None:
+                step.keep.append(keep)
         sequence.advance(stop)
         token_ids = sequence.launched(stop, wanted) if wanted else ()
         step.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, wanted, token_ids))
@@ -582,6 +634,9 @@ class Scheduler:
         events: list[TokenEvent] = []
         size = self._config.block_size
         tokens, logprobs, failed, redone = result.tokens, result.logprobs, result.failed, result.redone
+        if self._outside is not None:
+            self._outside.take_in(flight.sequences, plan, result)
+            failed = {**self._outside.failures(flight.sequences, plan), **failed}
         for piece, sequence, epoch in zip(plan.slices, flight.sequences, flight.epochs, strict=True):
             row, stop, wanted = piece.row, piece.stop, piece.wanted
             sequence.num_in_flight -= wanted
@@ -699,7 +754,7 @@ class Scheduler:
         assert not self._flights, "a step is in flight"
         while self._running:
             self._preempt(self._running[-1])
-        self._cache.clear()
+        self.clear_prefix_cache()
         self.lose(self._encoder.known)
         self._encoder.take_forgotten()
         self._released.clear()
@@ -767,6 +822,8 @@ class Scheduler:
     ) -> None:
         """End a sequence whose step failed, unless a token before the failure ends it; none of its blocks is shared."""
         self._cache.drop_keys(sequence)
+        if self._outside is not None:
+            self._outside.drop(sequence)
         if given:
             self._grown(sequence, given, logprobs, events)
         if sequence.status is not Status.FINISHED:
@@ -782,16 +839,18 @@ class Scheduler:
         error: BeheldError | None = None,
         pooled: np.ndarray | None = None,
     ) -> TokenEvent:
-        prompt, cached, waited = None, 0, 0.0
+        prompt, cached, waited, external = None, 0, 0.0, 0
         if sequence.silent:
             sequence.silent = False
             if given and sequence.prompt_logprobs is not None:
                 prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
-            cached, waited = sequence.num_cached or 0, sequence.waited_s
+            cached, waited, external = sequence.num_cached or 0, sequence.waited_s, sequence.num_external
         name, times = sequence.request.id, 0
         if sequence.reported_epoch != sequence.epoch:
             times = sequence.reported_epoch = sequence.epoch
-        return TokenEvent(name, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled, False, times)
+        return TokenEvent(
+            *(name, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled, False, times, external)
+        )
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:
         self._finish(sequence)
@@ -805,6 +864,8 @@ class Scheduler:
         else:
             sequence.status = Status.FINISHED
             self._queue.discard(sequence)
+        if self._outside is not None:
+            self._outside.forget(sequence)
         del self._sequences[sequence.request.id]
         client = sequence.request.client
         self._clients[client] -= 1
@@ -834,6 +895,8 @@ class Scheduler:
     def clear_prefix_cache(self) -> None:
         """Forget every cached prefix; running sequences keep their blocks."""
         self._cache.clear()
+        if self._outside is not None:
+            self._outside.void()
 
     def clear_embeddings(self) -> None:
         """Drop the embeddings and states of all items; sequences that hold some are computed again from their start.
@@ -886,6 +949,8 @@ class Scheduler:
             steps_by_tokens=tuple(self._step_tokens.counts),
             running_loras=self._lora_names(Status.RUNNING),
             waiting_loras=self._lora_names(Status.WAITING),
+            external_queries=self._external_queries,
+            external_hits=self._external_hits,
         )
 
     def _lora_names(self, status: Status) -> frozenset[str]:
@@ -918,6 +983,8 @@ class Scheduler:
                 assert not sequence.states, "a waiting sequence holds states"
                 assert not any(sequence.tables), "a waiting sequence holds blocks"
         self._queue.check()
+        if self._outside is not None:
+            self._outside.check([s for s in self._sequences.values() if s.status is Status.WAITING])
         self._loras.check(self._running)
         self._shared_prefills.check(self._running)
         self._cache.check(self._running)

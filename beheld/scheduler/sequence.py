@@ -95,13 +95,16 @@ class Sequence:
         reported_epoch: the epoch that its last event reported.
         num_redone: steps of it in a row that failed so.
         num_keyed: blocks whose key has been given to the pools (or came from them).
+        num_kept: blocks of its prompt that were given out to be kept outside of the engine, or need not be.
         embed_ranges: where its spans take embeddings, in order.
         next_range: index of the first of them that is not computed completely.
         held: the item whose range is computed in part, and whose embeddings must therefore stay on the device.
         state_items: its items that have states, each once.
         states: those of them that it holds: all while it runs (unless the device lost one), none while it waits.
         views: its spans as the device sees them.
-        num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
+        num_cached: prompt positions that came from the prefix cache, or from outside of the engine, when it was first
+            admitted; None before that.
+        num_external: those of them that came from outside.
         atomic: ranges of its positions that no slice may end within; see atomic_ranges.py.
         checkpoints: blocks of its prompt after which a recurrent state, or the inputs of a short convolution, are kept
             for others, see checkpoints.py; None if none are kept, of its answer neither.
@@ -145,12 +148,14 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     key_span: int = 0
     num_keyed: int = 0
+    num_kept: int = 0
     next_range: int = 0
     held: MediaItem | None = None
     states: tuple[MediaItem, ...] = ()
     valid_epoch: int = 0
     num_redone: int = 0
     num_cached: int | None = None
+    num_external: int = 0
     silent: bool = True
     added_s: float = field(default_factory=time.monotonic)
     waited_s: float = 0.0

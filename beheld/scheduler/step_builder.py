@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from beheld.core.media import MediaItem
-from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
+from beheld.core.plan import Admission, BlockKeep, BlockLoad, EncodeItem, SeqSlice, StepPlan
 from beheld.scheduler.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class StepBuilder:
             others wait for the embeddings that it holds.
         deferred: clients that must compute more at once than their share, and the share of each.
         slices, sequences, epochs: parallel lists: each slice, its sequence, and that sequence's epoch.
-        admitted, encode: as in StepPlan.
+        admitted, encode, load, keep: as in StepPlan.
         used: digests to release once the step is planned. The device drops embeddings before it computes, so none that
             this step uses may be dropped by it.
         encoder_closed: a sequence waits for room for embeddings, and no later one may take any.
@@ -45,6 +45,8 @@ class StepBuilder:
     epochs: list[int] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     encode: list[EncodeItem] = field(default_factory=list)
+    load: list[BlockLoad] = field(default_factory=list)
+    keep: list[BlockKeep] = field(default_factory=list)
     used: list[bytes] = field(default_factory=list)
     encoder_closed: bool = False
     num_preempted: int = 0
@@ -141,6 +143,7 @@ class SchedulerStats:
         num_cached_blocks: for each KV group, blocks whose content can be shared.
         num_preemptions: times a sequence lost its blocks to others.
         prefix_queries, prefix_hits: prompt tokens looked up at first admission, and those found.
+        external_queries, external_hits: of those not found, what was looked up outside of the engine, and found there.
         num_embeds: embeddings on the device.
         max_embeds: most of them.
         num_encoded, num_reused: items encoded, and uses of an item that was on the device already.
@@ -165,3 +168,5 @@ class SchedulerStats:
     steps_by_tokens: tuple[int, ...] = ()
     running_loras: frozenset[str] = frozenset()
     waiting_loras: frozenset[str] = frozenset()
+    external_queries: int = 0
+    external_hits: int = 0

@@ -51,13 +51,10 @@ _COUNTERS = {
     "num_preemptions": "Sequences that were interrupted.",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens that were found there.",
+    "external_prefix_cache_queries": "Prompt tokens that were looked up in the folder of kv_transfer_config.",
+    "external_prefix_cache_hits": "Prompt tokens that were taken from there.",
     "mm_cache_queries": "Media items that prompts had.",
     "mm_cache_hits": "Media items whose embeddings were held.",
-}
-# There is one cache, and dashboards add what others find to what it finds.
-_NEVER = {
-    "external_prefix_cache_queries": "Prompt tokens that were looked up in other processes' caches: none.",
-    "external_prefix_cache_hits": "Prompt tokens that were found there.",
 }
 
 
@@ -121,7 +118,9 @@ class VllmMetrics(Collector):
         self._prompt.labels(*labels).inc(num_prompt)
         self._cached.labels(*labels).inc(cached)
         self._sources.labels(*labels, "local_compute").inc(max(0, num_prompt - cached))
-        self._sources.labels(*labels, "local_cache_hit").inc(cached)
+        outside = last.num_external_tokens if isinstance(last, RequestOutput) else 0
+        self._sources.labels(*labels, "local_cache_hit").inc(cached - outside)
+        self._sources.labels(*labels, "external_kv_transfer").inc(outside)
         self._answer.labels(*labels).inc(answer_tokens)
         for histogram, stages in self._stages:
             spent = [last.milliseconds[stage] for stage in stages if stage in last.milliseconds]
@@ -173,11 +172,6 @@ class VllmMetrics(Collector):
                 for engine, own in values.items():
                     family.add_metric((self._model, engine), own[name])
                 yield family
-        for name, meaning in _NEVER.items():
-            family = CounterMetricFamily(f"vllm:{name}", meaning, labels=_LABELS)
-            for engine in values:
-                family.add_metric((self._model, engine), 0)
-            yield family
         yield self._refused()
         yield self._waiting(values)
         yield self._step_tokens()

@@ -289,6 +289,7 @@ class Collector:
         # The first answer alone brings it, and others may be ahead of that one.
         self._awaits_prompt = params.n > 1 and _resolved(self._request).reports_from is not None
         self._num_cached = 0
+        self._num_external = 0
         self._error: BeheldError | None = None
         # One list for all deltas: copying a long prompt for each token would cost more than the token.
         self._prompt_ids = list(requests[0].token_ids)
@@ -317,7 +318,7 @@ class Collector:
             if not self._answers[event.request_id].finished:
                 self._answers[event.request_id] = self._new_answer(event.request_id)
                 if event.request_id == self._request.id:
-                    self._num_cached = 0
+                    self._num_cached = self._num_external = 0
             return False
         if event.finish is FinishReason.ERROR:
             assert event.error is not None
@@ -327,6 +328,7 @@ class Collector:
             # The other answers always hit the first one's prompt in the cache, which says nothing about the user's
             # prompt.
             self._num_cached = max(self._num_cached, event.num_cached)
+            self._num_external = max(self._num_external, event.num_external)
         if event.prompt_logprobs is not None and self._prompt is None:
             self._prompt = event.prompt_logprobs
             if self._params.prompt_logprobs is not None:
@@ -403,6 +405,7 @@ class Collector:
             finished=self.finished,
             prompt_logprobs=None if entries is None or self._prompt_logprobs is None else self._prompt_logprobs[:],
             num_cached_tokens=self._num_cached,
+            num_external_tokens=self._num_external,
             lora_request=request.lora,
             media=self._receipts(),
             error=self._error,

@@ -254,7 +254,7 @@ def test_json_may_be_given_entry_by_entry(words: list[str], name: str, value: An
         (["--limit-mm-per-prompt={}", "--limit_mm_per_prompt.image", "2"], "whole and by entries"),
         (["--max-model-len.x", "2"], "unknown flag --max-model-len.x. Did you mean '--max-model-len'?"),
         (["--limit-mm-per-promt.image", "2"], "unknown flag --limit-mm-per-promt.image. Did you mean '--limit-mm-per"),
-        (["--kv-transfer-config.method", "x"], vllm_flags.FLAGS["kv-transfer-config"].remedy),
+        (["--ec-transfer-config.method", "x"], vllm_flags.FLAGS["ec-transfer-config"].remedy),
     ],
 )
 def test_entries_that_say_nothing_or_two_things(words: list[str], said: str, capsys: Capture) -> None:

@@ -39,6 +39,7 @@ LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 # A tiny model ends seldom by itself; {model} is a folder with a Llama, {out} an empty folder.
 ARGUMENTS: Mapping[str, str] = {
     "basic/chat.py": "--max-tokens 8",
+    "kv_load_failure_recovery/decode_example.py": "--simulate-failure",
     "data_parallel.py": "--dp-size 2 --enforce-eager --max-model-len 512",
     "data_parallel_offline.py": "-dp=2 --enforce-eager --max-model-len 512",
     "llm_engine_example.py": "--model facebook/opt-125m",
@@ -62,6 +63,8 @@ PROCESSES: Mapping[str, int] = {
     "torchrun_dp_example.py": 2,
     "torchrun_dp_example_offline.py": 2,
 }
+# A script that goes on with what another one has left in its folder -> that one, which lies next to it.
+AFTER: Mapping[str, str] = {"decode_example.py": "prefill_example.py"}
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 _NAME = re.compile(r"[\"']([\w.-]+/[\w.-]+)[\"']")
 # What a script reads with urllib lies beside the process: a text of this length.
@@ -113,41 +116,50 @@ def run(
     limit_s: float = LIMIT_S,
     python: str | None = None,
     processes: int | None = None,
+    folder: Path | None = None,
 ) -> Row:
-    """Run one script with its arguments.
+    """Run one script with its arguments, after the one that it needs.
 
     Args:
         name: its name in ARGUMENTS.
         words: other arguments.
         python: a Python that runs the script without beheld.
         processes: how many of torchrun's, if not as PROCESSES says.
+        folder: where it runs, if not in a new folder.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory(dir=made.folder) as place:
+            first = script.parent / AFTER.get(script.name, "")
+            if first.is_file():
+                earlier = run(made, first, name, "", limit_s, python, folder=Path(place))
+                if earlier.result != "ran":
+                    return earlier
+            return run(made, script, name, words, limit_s, python, processes, Path(place))
     source = script.read_text(encoding="utf-8")
     given = _arguments(name) if words is None else words
     for repository in _repositories(source, given.split()):
         if example_repositories.known(repository):
             example_repositories.lay(made.hub, repository)
     laid.pictures(made.copies, re.findall(r'"(https://[^"]+\.(?:jpe?g|png))"', source))
-    with tempfile.TemporaryDirectory(dir=made.folder) as place:
-        model = example_repositories.lay(made.hub, LLAMA)
-        given = given.format(model=model, out=f"{place}/out")
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [*_started(python, processes or PROCESSES.get(script.name)), str(script), *given.split()],
-            cwd=place,
-            env=os.environ | made.environment() | _ROOM | _paths(made.folder / "site"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            printed, said = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Row(name, "broke", limit_s, f"no end after {limit_s:.0f} s")
-        seconds = time.monotonic() - started
+    model = example_repositories.lay(made.hub, LLAMA)
+    given = given.format(model=model, out=f"{folder}/out")
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*_started(python, processes or PROCESSES.get(script.name)), str(script), *given.split()],
+        cwd=folder,
+        env=os.environ | made.environment() | _ROOM | _paths(made.folder / "site"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Row(name, "broke", limit_s, f"no end after {limit_s:.0f} s")
+    seconds = time.monotonic() - started
     return Row(name, *_judged(process.returncode, said, seconds), printed)
 
 

@@ -254,7 +254,7 @@ def test_an_awaited_engine_says_how_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("from vllm.config import KVTransferConfig", "caches are not transferred"),
+        ("from vllm.config import WeightTransferConfig", "Weights do not change"),
         ("import vllm.nonsense", "'vllm.nonsense' has no counterpart"),
         ("import no_such_package.part", "'no_such_package', which is not installed"),
         ("raise ModuleNotFoundError(name='zmq')", "pip install pyzmq."),

@@ -9,6 +9,7 @@ from beheld.core.outputs import TokenEvent
 from beheld.core.plan import StepPlan
 from beheld.core.request import Request
 from beheld.scheduler.scheduler import Scheduler
+from tests.fake_store import FakeStore
 from tests.fakes import FakeRunner, fake_capacity
 
 
@@ -25,10 +26,11 @@ class Bench:
     events: dict[str, list[TokenEvent]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     flight: StepPlan | None = None
+    store: FakeStore | None = None
 
     def __post_init__(self) -> None:
         capacity = fake_capacity(self.info, self.config, self.num_blocks)
-        self.scheduler = Scheduler(self.config, self.info, capacity)
+        self.scheduler = Scheduler(self.config, self.info, capacity, self.store)
         self.runner = FakeRunner(self.config, self.info, capacity)
 
     def add(self, *requests: Request) -> None:

@@ -23,6 +23,7 @@ from beheld.core.sampling import Sampling
 from beheld.scheduler.pace import StepPace
 from beheld.scheduler.scheduler import Scheduler
 from beheld.scheduler.shared_prefill import SharedPrefills
+from tests.fake_store import FakeStore
 from tests.fakes import (
     CROSS,
     FULL,
@@ -50,6 +51,7 @@ pytestmark = pytest.mark.case(82)
 
 GROUPS: list[tuple[KVGroup, ...]] = [
     (FULL,),
+    (FULL, LATENT),
     (FULL, sliding(6)),
     (sliding(9),),
     (sliding(1), FULL),
@@ -129,6 +131,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         clients=st.sampled_from([1, 1, 3]),
         min_shared=st.sampled_from([4, 8, 128]),
         pace=st.sampled_from([None, None, (1, 1), (4, 3), (12, 2)]),
+        outside=st.sampled_from([0, 1, 2, 50]),
+        at_once=st.booleans(),
     )
     def begin(
         self,
@@ -147,6 +151,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         clients: int,
         min_shared: int,
         pace: tuple[int, int] | None,
+        outside: int,
+        at_once: bool,
     ) -> None:
         self.clients = clients
         self.info = fake_info(*groups, atomic_spans=atomic)
@@ -163,7 +169,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         capacity = fake_capacity(self.info, self.config, num_blocks)
         self.most_positions = (num_blocks - 1) * 4 if {FULL, LATENT} & {*groups} else max_model_len
-        self.scheduler = Scheduler(self.config, self.info, capacity)
+        # Blocks are kept outside of the engine, and so many sequences' may be read ahead.
+        keeps = outside and caching and all(group.keeps_all for group in groups)
+        self.store = FakeStore(most=outside) if keeps else None
+        if self.store is not None:
+            self.store.at_once = at_once
+        self.scheduler = Scheduler(self.config, self.info, capacity, self.store)
         # Prompts are short here.
         self.scheduler._shared_prefills = SharedPrefills(self.config.block_size, min_shared)
         if pace is not None and chunked:
@@ -312,6 +323,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.scheduler.clear_prefix_cache()
 
+    @rule()
+    def finish_reading(self) -> None:
+        if self.store is not None:
+            self.store.finish()
+
+    @rule(data=st.data(), how=st.sampled_from(["gone", "bad"]))
+    def lose_block(self, data: st.DataObject, how: str) -> None:
+        """A file is gone, or cannot be used."""
+        if self.store is not None and self.store.held:
+            key = data.draw(st.sampled_from(sorted(self.store.held)))
+            if how == "gone":
+                del self.store.held[key]
+            else:
+                self.store.bad.add(key)
+
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "scheduler"):
@@ -372,6 +398,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever is left ends by itself, and everything has been given back."""
         if not hasattr(self, "scheduler"):
             return
+        if self.store is not None:
+            self.store.at_once = True
         for _ in range(400 * (len(self.requests) + 1)):
             if not self.alive and not self.flights:
                 break

@@ -96,11 +96,17 @@ class CacheCoordinator:
             before = limit
             for group in self._asked_again:
                 limit = group.longest_hit(keys, limit)
-            for start, stop in sequence.atomic:
-                if start < limit * size < stop:
-                    limit = start // size
+            limit = self.whole(sequence, limit)
             if limit == before:
                 return limit
+
+    def whole(self, sequence: Sequence, num_blocks: int) -> int:
+        """How many of these blocks at its head a sequence can continue: not inside a range that one step computes."""
+        size = self._block_size
+        for start, stop in reversed(sequence.atomic):
+            if start < num_blocks * size < stop:
+                num_blocks = start // size
+        return num_blocks
 
     def reach_of_hit(self, sequence: Sequence, num_hit: int) -> int:
         """How far a waiting sequence could be computed now, after taking a hit of `num_hit` blocks.

@@ -1,0 +1,1 @@
+"""Keys and values of prompts, kept in a folder that engines share."""
