@@ -485,7 +485,8 @@ class Scheduler:
         if step.limit is None:
             return self._fair.share(budget, wanted, levels)
         units = sum(number * step.weight_of(sequence) for sequence, number in step.reserved.items())
-        return self._fair.share(min(budget, max(0, step.limit - units)), wanted, levels, step.limit // _TURNS)
+        step.shared = min(budget, max(0, step.limit - units))
+        return self._fair.share(step.shared, wanted, levels, step.limit // _TURNS)
 
     def _admit_in_turns(self, step: StepBuilder, entering: list[str]) -> None:
         """Admit sequences of these clients, of each as far as its share goes."""

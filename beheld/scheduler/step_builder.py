@@ -19,6 +19,7 @@ class StepBuilder:
         limit: units of prefill that the step may still hold, see StepPace; None for no limit.
         weight: units of a position whose log-probabilities are reported; others have one.
         shares: for each client what is left of its share of prefill, in units; None while there is one client alone.
+        shared: units that all shares have together.
         reserved: running sequence -> positions of its prompt that it may compute beyond its client's share, because
             others wait for the embeddings that it holds.
         deferred: clients that must compute more at once than their share, and the share of each.
@@ -38,6 +39,7 @@ class StepBuilder:
     limit: int | None = None
     weight: int = 1
     shares: dict[str, int] | None = None
+    shared: int = 0
     reserved: dict[Sequence, int] = field(default_factory=dict)
     deferred: dict[str, int] = field(default_factory=dict)
     slices: list[SeqSlice] = field(default_factory=list)
@@ -107,7 +109,7 @@ class StepBuilder:
         """The share of its client does not suffice: it is kept for a later step, and nobody uses it in this one."""
         client = sequence.request.client
         if self.limit is not None and not self.num_plain and not self.num_reported:
-            self.starved = self.starved or self.shares is None or self.shares.get(client, 0) >= self.limit
+            self.starved = self.starved or self.shares is None or 0 < self.shared <= self.shares.get(client, 0)
         if self.shares:
             self.deferred.setdefault(client, self.shares.pop(client, 0))
 

@@ -159,6 +159,27 @@ def test_what_must_be_computed_at_once_may_exceed_the_limit() -> None:
     assert bench.events["image"]
 
 
+def test_units_beyond_a_steps_positions_do_not_keep_a_picture_waiting() -> None:
+    """A limit of many units, on a fast device, is never reached by shares: a step has fewer positions."""
+    bench = Timed(
+        fake_config(max_num_batched_tokens=1024, max_model_len=4000, max_encoder_tokens=800, max_step_s=MOST_S),
+        fake_info(FULL, atomic_spans=True),
+        4000,
+    )
+    bench.seconds = []
+    bench.scheduler._pace = fast = StepPace(MOST_S)
+    fast.observe(1000, 0, 0.001)
+    fast.observe(0, 100, 0.0008)
+    assert (fast.units() or 0) > 1024
+    assert fast.weight * 700 > 1024
+    for client in "ab":
+        item = fake_item(f"i{client}", 700)
+        bench.add(fake_request(f"image {client}", item, 5, client=client, max_tokens=1, prompt_logprobs=1))
+    while not all(bench.events[f"image {client}"] for client in "ab"):
+        bench.step()
+        assert len(bench.plans) < 30
+
+
 def test_reserved_positions_with_a_report_count_as_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = attacked()
     bench.add(fake_request("chat", prompt(30), client="b", max_tokens=8))
