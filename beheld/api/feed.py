@@ -49,7 +49,7 @@ class Job:
     """One prompt to be answered.
 
     Attributes:
-        requests: PromptJobs.requests of this prompt: prepares it and returns one request per answer.
+        requests: PromptJobs._requests of this prompt: prepares it and returns one request per answer.
         light: preparing takes a fraction of a millisecond, all of it in the interpreter, so a thread would not help.
     """
 

@@ -69,7 +69,7 @@ _CLASSES: tuple[type, ...] = (
 
 
 def codec_with(classes: Iterable[type] = ()) -> Codec:
-    """A codec of these classes besides."""
+    """A codec of all messages to an engine, and of these classes."""
     return Codec((*_CLASSES, *classes))
 
 

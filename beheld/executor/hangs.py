@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 
 from beheld.executor.progress import RankProgress
 
-# A rank waits in a collective that another one has not reached for so long: ranks do equal work between collectives, so
-# they reach them at nearly the same time, unless they compile for new sizes. The first rank also runs what users write,
-# such as logits processors.
+# How long a rank may wait in a collective that another one has not reached. Ranks do equal work between collectives, so
+# they reach them at nearly the same time, unless they compile for new sizes. The first rank also runs code of
+# users, such as logits processors.
 STUCK_S, COMPILING_S = 7.0, 90.0
-# The first rank waits for its device, and no rank's host has anything left to launch, for so long.
+# How long the first rank may wait for its device when no rank's host has anything left to launch.
 DEVICE_S = 7.0
-# A host compiles for so long in one step, or runs what users write, whether another rank waits for it or not.
+# How long a host may compile in one step, or run code of users, whether another rank waits for it or not.
 WORKING_S = 600.0
-# What is added for each position and embedding under way: on a device of its own, and on the host's cores.
+# Seconds added for each position and embedding in flight: where a GPU computes, and where the host's cores do.
 POSITION_S, HOST_POSITION_S = 0.01, 1.0
-# What is added for each position while the host's cores compute one layer: for the smallest one, by the square of the
-# hidden size, and at most; and by the hidden size for each position that it attends to. With 3,584, a layer's weights
-# are 0.4 billion products and sums, and attention to 100,000 positions 0.7 billion; slow cores do 10 billion in a
-# second.
+# Seconds added for each position while the host's cores compute one layer: for the smallest layer, for each unit of the
+# squared hidden size, and at most; and for each unit of the hidden size and each position that it attends to. With a
+# hidden size of 3,584, a layer's weights are 0.4 billion products and sums, and attention to 100,000 positions 0.7
+# billion; slow cores do 10 billion in a second.
 LAYER_POSITION_S, SQUARE_S, MOST_LAYER_POSITION_S, ATTENDED_S = 0.02, 1.5e-8, 0.2, 4e-10
 # No device is more steps behind its host, which writes their inputs into few buffers in turn.
 _UNDER_WAY = 16

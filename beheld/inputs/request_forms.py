@@ -1,4 +1,4 @@
-"""A request's stages in the pipeline: the order, the parsed draft, the draft with items."""
+"""What a request is between the pipeline's steps: RequestOrder, then ReadRequest, then RequestWithItems."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Triton kernels of a single row's experts: vectors times the matrices of the chosen experts, found on the GPU.
 
-A kernel for many rows sorts them by expert and multiplies tiles of them; of one row each tile has one. Here a program
-reads the weights of single outputs, as in one_row_kernel.py, from the matrix that the row's choice names. Nothing is
-sorted, copied or added up by another kernel.
+A kernel for many rows sorts them by expert and multiplies tiles of rows; with one row, each tile would hold just that
+row. Here each program reads the weights of single outputs, as in one_row_kernel.py, from the matrix of the chosen
+expert. No other kernel sorts, copies or adds up anything.
 
 Both kernels start before the previous one ends, see one_row_kernel.py:
 
@@ -10,7 +10,8 @@ Both kernels start before the previous one ends, see one_row_kernel.py:
     outer    signal  read choices, weights  wait    so it may read the choices, which `inner` has waited for
              compute
 
-Shapes: C choices, E experts, N outputs, K inputs; K inputs are A and B of them, so that few lanes have none.
+Shapes: C choices, E experts, N outputs, K inputs, in two parts of A and B lanes, so that
+few lanes are empty.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

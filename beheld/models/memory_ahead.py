@@ -27,7 +27,7 @@ def ahead(hf_config: Any, info: ModelInfo, config: EngineConfig) -> AbstractCont
 
 def _packed_bytes(hf_config: Any, info: ModelInfo, config: EngineConfig) -> int:
     """Return about how many bytes are packed, by what the files hold; 0 where another form than bfloat16 is kept, or
-    where the memory would not do for the whole weights besides, which loading takes for a while."""
+    where the memory does not hold the unpacked weights at the same time, as loading needs for a while."""
     platform = platform_of(config.device)
     if not platform.shares_host_memory or config.dtype != "bfloat16" or not platform.bfloat16_products:
         return 0

@@ -248,7 +248,7 @@ class Service:
         return app
 
     def _operators_routes(self) -> operator.Table:
-        """The routes that the operator wants besides."""
+        """The further routes that the operator has switched on."""
         made, options = operator.OperatorRoutes(self.llm, self._reader, self._adapters), self.options
         return [
             *(made.of_engine() if options.operator_routes else ()),

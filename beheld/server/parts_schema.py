@@ -28,7 +28,7 @@ class TextPart(Body):
 
 
 class TalkedTextPart(TextPart):
-    """A text of a conversation, with what the chat template reads besides."""
+    """A text of a conversation, with further entries that the chat template reads."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 

@@ -85,7 +85,7 @@ class TranslationLink(SpeechFields):
 
 
 class _Transcribed(Body):
-    """What transcriptions have besides."""
+    """The fields that transcriptions have and translations lack."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "hotwords": ("",),

@@ -134,7 +134,7 @@ class Candidates:
         for place, (token_id, logprob) in enumerate(top, start=1):
             if token_id not in found:
                 text = known.get(token_id)
-                # Broken characters are rare, and a look at them is dear.
+                # Broken characters are rare, and decoding them takes long.
                 ready = text and BROKEN not in text
                 rank = place if self._ranked else None
                 found[token_id] = Logprob(logprob, rank, text if ready else self._text(token_id))

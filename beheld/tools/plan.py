@@ -11,7 +11,7 @@ from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline
 from beheld.tools.scaling import expected, known
 
-# What steps and captured graphs take besides, about: it is measured when an engine starts.
+# About what steps and captured graphs take in addition to the weights; an engine measures it when it starts.
 STEP_BYTES = 3 << 30
 
 

@@ -1,6 +1,6 @@
 """The configuration of Mistral's own layout: params.json.
 
-Of it, dense text models are read, and such with Pixtral's tower; what else params.json may name is refused.
+Dense text models are read, alone or with Pixtral's tower; anything else that params.json names is refused.
 """
 
 from __future__ import annotations

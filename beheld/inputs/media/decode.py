@@ -20,7 +20,7 @@ from beheld.core.errors import DecodeError, LimitError, ParamsError, first_line
 from beheld.inputs.media import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-# Those that an operator may allow besides; icons and HEIC are read in ways of their own.
+# Further formats that an operator may allow; icons and HEIC are read by other functions.
 _FURTHER = ("TIFF", "PPM", "AVIF")
 _HEIF = "HEIF"
 _ORIENTATION = 0x0112

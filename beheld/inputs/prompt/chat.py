@@ -42,7 +42,7 @@ _MEDIA_TYPES = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
-# What a part of embeddings holds besides its type.
+# The entries of a part of embeddings, its type aside.
 _OF_EMBEDS = (embedded_prompt.DATA, "cache_control")
 # The fields of an assistant's reasoning. Templates read one of them, whichever a client sends.
 _REASONING = ("reasoning", "reasoning_content")
@@ -144,7 +144,7 @@ class ItemPart:
 
 @dataclass(frozen=True)
 class DescribedText:
-    """A text, and what its part says besides: key -> value."""
+    """A text, and the further entries of its part: key -> value."""
 
     text: str
     described: Mapping[str, Any]
