@@ -539,6 +539,37 @@ def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
             assert node.attr != "kind", f"line {node.lineno}: a CacheGroup or a DeviceCache knows"
 
 
+# Files that may ask whether a model has states of media, or a recurrent one, before there are cache groups.
+ASKS_FOR_STATES = {
+    "encoders/connect.py",
+    "engine/core.py",
+    "engine/ranks.py",
+    "engine/setup.py",
+    "inputs/media/processor.py",
+    "inputs/prompt/encoder_prompt.py",
+    "inputs/request_checks.py",
+    "parallel/shared_items.py",
+    "runner/build.py",
+    "runner/memory_profile.py",
+    "runner/runner.py",
+    "tools/verify/reference.py",
+}
+
+
+def test_few_files_ask_for_states() -> None:
+    """All else goes by what a cache group or a device's cache says."""
+    asking = {
+        str(path.relative_to(HOUSE))
+        for path in FILES
+        if not path.is_relative_to(HOUSE / "families")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("cross", "recurrent")
+        and ast.unparse(node.value).endswith("info")
+    }
+    assert asking == ASKS_FOR_STATES
+
+
 def test_no_private_places_in_the_repository() -> None:
     """No path of a developer's machine, no host of a package registry, no lock file, no profile that a run left."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)

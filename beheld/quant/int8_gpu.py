@@ -81,7 +81,7 @@ def product(x_TK: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     if rows <= _FEW_ROWS:
         int8_kernel.few_rows(*given)
     else:
-        int8_kernel.many_rows(*given, int8_kernel.many_tiles(rows, outputs, facts.warpgroup_products))
+        int8_kernel.many_rows(*given, int8_kernel.many_tiles(facts.warpgroup_products))
     return y_TN
 
 

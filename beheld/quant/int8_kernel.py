@@ -371,6 +371,6 @@ def few_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int) -> Few
     return FewTiles(64, 16 if rows <= 16 else 32 if rows <= 32 else 64, 128, 4, 5, parts)
 
 
-def many_tiles(rows: int, outputs: int, hopper: bool) -> ManyTiles:
+def many_tiles(hopper: bool) -> ManyTiles:
     """Return how many rows are computed; others than a Hopper GPU have too little memory for tiles of copies."""
     return ManyTiles(128, 128, 128, 8, 3, copied=hopper)

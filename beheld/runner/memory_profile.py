@@ -23,7 +23,7 @@ _CALL_ROWS = 4 * 4096
 # What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30
 # The sampler at its most expensive: penalties need counts of every token, and a filter by sums needs all logits sorted.
-_DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20)
+_COSTLY = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20)
 # Other forms of the kernels: logits as the model gives them, and the best token after penalties.
 _CHEAPER = (Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=0.0, repetition_penalty=1.1))
 
@@ -127,7 +127,7 @@ def sample_full_batch(
     num_top = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), num_top)
     pieces_TV.clear()
-    for options in (replace(_DEAR, logprobs=num_top, logprobs_mode=mode), *_CHEAPER):
+    for options in (replace(_COSTLY, logprobs=num_top, logprobs_mode=mode), *_CHEAPER):
         for rows in (range(num_rows), range(1)):
             for row in rows:
                 sampler.admit(row, options, (0,), 1)
