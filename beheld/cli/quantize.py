@@ -20,7 +20,7 @@ _OPTIONS = frozenset(
 _METHODS = {
     "int8": "8 bits and a scale for each output (W8A8)",
     "int4": "4 bits and a scale for each group of inputs (W4A16), each weight to the nearest number",
-    "gptq": "as int4, and each input's rounding error is corrected in the weights of later inputs; needs files or a question",
+    "gptq": "as int4, and weights of later inputs correct the errors of earlier ones; needs files or a question",
     "awq": "4 bits in AWQ's layout; weights of large inputs are rounded less; needs files or a question",
     "gguf": "one GGUF file, which llama.cpp and others read; OUT is its name, --type the type of its weights",
 }
