@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -191,7 +192,7 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
     hf_config, weights, words = converted_weights(hf_config, info)
     # Only transformers' eager attention computes soft caps.
     capped = getattr(hf_config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    with shard_bar(info.path, shown=False):
+    with shard_bar(Path(info.path), shown=False):
         model: Any = model_class_of(info, hf_config).from_pretrained(
             info.path if weights is None else None,
             state_dict=weights,
