@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
 from difflib import get_close_matches
 
 from beheld.core.errors import ModelError
 from beheld.families import registry
 
+# What keeps the hub from being reached, in words.
+_UNREACHED = (
+    (socket.gaierror, "the hub's address cannot be found"),
+    (ConnectionRefusedError, "the connection to the hub, or to a proxy before it, is refused"),
+    (TimeoutError, "the hub does not answer in time"),
+)
 _ELSEWHERE = "give a local folder, or run `hf download {}` where there is a network"
 _ANOTHER_FOLDER = "name another folder with HF_HOME or --download-dir"
 _LOG_IN = "log in with `hf auth login`, or give the key in HF_TOKEN"
@@ -47,8 +54,9 @@ def _reason(error: Exception, name: str) -> tuple[str, str]:
         if isinstance(status, int):
             later = "Try again later." if status == 429 or status >= 500 else f"If it is private, {_LOG_IN}."
             return f"the hub answered {status}", later
-    kind = type(known[-1]).__name__
-    return f"the hub gives no usable answer ({kind})", f"Check the network, {_ELSEWHERE.format(name)}."
+    words = next((words for each in known for kind, words in _UNREACHED if isinstance(each, kind)), None)
+    reason = words or f"the hub gives no usable answer ({type(known[-1]).__name__})"
+    return reason, f"Check the network, {_ELSEWHERE.format(name)}."
 
 
 def _spelling(name: str) -> str:

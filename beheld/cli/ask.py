@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli.flags import engine_options
 from beheld.cli.media import check_question, content, references
 from beheld.flags.engine import add_engine_flags
-from beheld.mote import UNKNOWN
+from beheld.mote import NOTHING, UNKNOWN
 from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:
@@ -58,12 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.receipts:
         for receipt in output.media:
             print(json.dumps(receipt.to_json(), ensure_ascii=False), file=sys.stderr)
-    for receipt in output.media:
-        for loss in receipt.lost:
-            print(f"note: {receipt.item}: {loss}", file=sys.stderr)
+    for loss, items in _losses(output).items():
+        print(f"note: {items}: {loss}", file=sys.stderr)
     if output.outputs[0].finish_reason == "length":
         print("note: the answer was cut at --max-tokens.", file=sys.stderr)
-    if output.outputs[0].text == UNKNOWN:
+    if output.outputs[0].text in (UNKNOWN, NOTHING):
         from beheld.tools.fits import command_for_photographs
 
         print(f"note: {command_for_photographs('beheld ask -m')} ...", file=sys.stderr)
@@ -83,6 +82,19 @@ def _streamed(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) 
     print()
     assert last is not None
     return last
+
+
+def _losses(output: RequestOutput) -> dict[str, str]:
+    """Return what was lost, and of which items: the pages of a document often lose the same."""
+    found: dict[str, list[str]] = {}
+    for receipt in output.media:
+        for loss in receipt.lost:
+            found.setdefault(loss, []).append(receipt.item)
+    return {loss: ", ".join(items) if len(items) < 5 else _first_of(items) for loss, items in found.items()}
+
+
+def _first_of(items: list[str]) -> str:
+    return f"{items[0]} and {len(items) - 1} more"
 
 
 def _summary(output: RequestOutput) -> dict[str, Any]:

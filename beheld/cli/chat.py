@@ -17,7 +17,7 @@ from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 from beheld.flags.engine import add_engine_flags
-from beheld.mote import UNKNOWN
+from beheld.mote import NOTHING, UNKNOWN
 
 HELP = """/add FILE...   add images, videos or audio to the next question (files or URLs)
 /new           begin a new conversation
@@ -169,7 +169,7 @@ class ChatSession:
         print()
         self._messages += [question, {"role": "assistant", "content": said}]
         self._media = []
-        if said == UNKNOWN:
+        if said in (UNKNOWN, NOTHING):
             from beheld.tools.fits import command_for_photographs
 
             _note(f"note: {command_for_photographs('beheld chat -m')}")

@@ -13,6 +13,8 @@ from beheld.core.media import MediaRef
 
 IMAGE = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 VIDEO = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif"})
+# A part whose bytes say what it is.
+_DOCUMENT = "file"
 _IMAGE_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
 AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
 
@@ -47,8 +49,13 @@ def check_question(text: str) -> None:
 
 
 def content(refs: Sequence[MediaRef]) -> list[dict[str, Any]]:
-    """Return the parts of a chat message for these media."""
-    return [{"type": ref.modality, ref.modality: ref.source} for ref in refs]
+    """Return the parts of a chat message for these media; a GIF is a video if it has several frames."""
+    kinds = [(_DOCUMENT if _may_move(ref) else ref.modality, ref.source) for ref in refs]
+    return [{"type": kind, kind: source} for kind, source in kinds]
+
+
+def _may_move(ref: MediaRef) -> bool:
+    return isinstance(ref.source, Path) and ref.source.suffix.lower() == ".gif"
 
 
 def _reference(name: str, hint: str) -> MediaRef:

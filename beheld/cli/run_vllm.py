@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import runpy
@@ -14,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from beheld.compat.names import PROGRAMS
 from beheld.core.errors import ConfigError
@@ -100,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise _absent(error) from error
     except Exception as error:
         _show_places(error)
+        _leave_ours_out(error)
         raise
     finally:
         sys.argv, sys.path[:1] = words, folder
@@ -188,6 +191,29 @@ def _absent(error: ModuleNotFoundError) -> ConfigError:
         f"Install it: pip install {_DISTRIBUTIONS.get(package, package)}.",
         param="import",
     )
+
+
+def _leave_ours_out(error: Exception) -> None:
+    """Let the traceback that Python prints at its end begin in the script."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
+        if found is error:
+            where = found.__traceback__ = _from_script_on(where)
+        shown(kind, found, where)
+
+    sys.excepthook = show
+
+
+def _from_script_on(where: TracebackType | None) -> TracebackType | None:
+    """Return what comes after the frames in which runpy begins the script."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(where)]
+    ours = modules.index(__name__) + 1
+    # A script may call runpy, too.
+    begin = ours + len(list(itertools.takewhile(lambda name: name == "runpy", modules[ours:])))
+    for _ in range(begin):
+        where = where.tb_next if where is not None else None
+    return where
 
 
 def _show_places(error: Exception) -> None:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options; those given as flags go first")
     group = parser.add_argument_group("server options")
     actions = [
-        group.add_argument("--model", default=None, help="the same as MODEL"),
+        group.add_argument("--model", "-m", default=None, help="the same as MODEL"),
         group.add_argument(
             "--engine",
             choices=("process", "thread"),

@@ -4,6 +4,8 @@ from pathlib import Path
 
 # What it answers about an image of anything else, such as a photograph, whatever the question.
 UNKNOWN = "I only know drawn shapes and printed text."
+# What it answers about an empty scene, for which a smooth texture may pass.
+NOTHING = "I see no shape and no text that I know."
 
 
 def path() -> Path:

@@ -1051,11 +1051,17 @@ def _html(name: str) -> Response:
     return HTMLResponse(found.html, headers=found.headers)
 
 
+def _remedy(request: Request) -> str:
+    """What to do where there is no route."""
+    live = request.url.path.rstrip("/").endswith("/dashboard")
+    return "Start the server with --dashboard." if live else "See /openapi.json."
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, methods = error.status_code, (error.headers or {}).get("Allow", "another")
     words = {
-        404: ("This route does not exist.", "See /openapi.json."),
+        404: ("This route does not exist.", _remedy(request)),
         405: (f"This route does not support the method {request.method[:16]}.", f"Use {methods}."),
     }
     reason, remedy = words.get(status, ("The request was refused.", "See /openapi.json."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -375,6 +376,9 @@ def _answered(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
             "Change its permissions",
         ),
         (LocalTokenNotFoundError("no key"), "it asks for a key", "HF_TOKEN"),
+        (socket.gaierror(-3, "Temporary failure"), "the hub's address cannot be found", "Check the network"),
+        (ConnectionRefusedError(111, "refused"), "or to a proxy before it, is refused", "Check the network"),
+        (TimeoutError("timed out"), "does not answer in time", "Check the network"),
         (httpx.ConnectError("refused"), r"no usable answer \(ConnectError\)", "Check the network"),
         (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE keeps the network off", "Unset it"),
     ],

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from beheld.cli.backends import AnswerStats
 from beheld.cli.chat import ChatSession
-from beheld.cli.main import main
+from beheld.cli.main import build_parser, main
 from beheld.cli.media import check_question, references
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
 from beheld.families import registry
 from beheld.models.load import weigh
-from beheld.mote import UNKNOWN
+from beheld.mote import NOTHING, UNKNOWN
 from beheld.platform import registry as platforms
 from beheld.platform.cuda import Cuda
 from beheld.platform.platform import Needs
@@ -440,11 +440,51 @@ def test_a_plan_for_gpus_counts_their_form(capsys: Capture) -> None:
     assert sizes[1] > 1.2 * sizes[0]
 
 
+def test_a_gif_of_several_frames_is_a_video(capsys: Capture, tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (320, 240), "white") for _ in range(8)]
+    for at, frame in enumerate(frames):
+        ImageDraw.Draw(frame).rectangle((10 + 30 * at, 90, 60 + 30 * at, 140), fill=(20, 20, 220))
+    frames[0].save(tmp_path / "moves.gif", save_all=True, append_images=frames[1:], duration=120)
+    _, said, _ = run(capsys, "ask", tmp_path / "moves.gif", "Describe this video.", "--json")
+    answer = json.loads(said)
+    assert answer["media"][0]["used"]["frames"] == 8
+    assert "moves to the right" in answer["answer"]
+    frames[0].save(tmp_path / "stands.gif")
+    _, said, _ = run(capsys, "ask", tmp_path / "stands.gif", "What is this?", "--json")
+    assert [item["item"] for item in json.loads(said)["media"]] == ["image 1"]
+
+
+def test_what_many_pages_lost_is_one_note(capsys: Capture, tmp_path: Path) -> None:
+    pages = [Image.new("RGB", (595, 842), "white") for _ in range(6)]
+    pages[0].save(tmp_path / "pages.pdf", save_all=True, append_images=pages[1:])
+    _, _, notes = run(capsys, "ask", tmp_path / "pages.pdf", "What does it say?")
+    assert [line for line in notes.splitlines() if "fine detail" in line] == [
+        "note: image 1 and 5 more: it was shrunk 5.0 times and lost fine detail"
+    ]
+
+
+def test_a_served_model_is_named_as_where_it_is_asked() -> None:
+    for command, words in (("ask", ["picture.png", "What?"]), ("chat", []), ("serve", [])):
+        assert build_parser().parse_args([command, "-m", "smolvlm-256m", *words]).model == "smolvlm-256m"
+
+
+def test_verify_shows_no_bars_of_transformers(capsys: Capture) -> None:
+    scene = Path(__file__).parents[2] / "examples" / "scene.png"
+    status, said, notes = run(capsys, "verify", "mote", scene)
+    assert (status, notes) == (0, "")
+    assert "No stage differs." in said
+
+
 def test_the_embedded_model_names_another_one_where_it_knows_nothing(capsys: Capture, tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((320, 240)).save(tmp_path / "noise.png")
     _, said, notes = run(capsys, "ask", tmp_path / "noise.png", "What is this?")
     assert said.strip() == UNKNOWN
+    assert "For photographs: beheld ask -m" in notes
+    # For which a smooth texture may pass.
+    Image.new("RGB", (320, 240), "white").save(tmp_path / "empty.png")
+    _, said, notes = run(capsys, "ask", tmp_path / "empty.png", "What is this?")
+    assert said.strip() == NOTHING
     assert "For photographs: beheld ask -m" in notes
     scene = Path(__file__).parents[2] / "examples" / "scene.png"
     _, said, notes = run(capsys, "ask", scene, "What is this?")

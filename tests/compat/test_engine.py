@@ -270,6 +270,26 @@ def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert told in error
 
 
+@pytest.mark.parametrize(
+    ("lines", "files", "last"),
+    [
+        ("def broken():\n    return 1 / 0\nbroken()", ["script.py", "script.py"], "ZeroDivisionError"),
+        ("import runpy\nrunpy.run_path('other.py')", ["script.py", "<frozen runpy>", "other.py"], "ValueError"),
+        ("print('hi'", ["script.py"], "SyntaxError"),
+    ],
+)
+def test_a_traceback_begins_in_the_script(tmp_path: Path, lines: str, files: list[str], last: str) -> None:
+    (tmp_path / "script.py").write_text(lines, encoding="utf-8")
+    (tmp_path / "other.py").write_text("raise ValueError", encoding="utf-8")
+    command = [sys.executable, "-m", "beheld.cli.main", "run-vllm", "script.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    shown = ran.stderr.splitlines()
+    found = [Path(line.split('"')[1]).name for line in shown if line.startswith("  File ")]
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(files))
+    assert ran.returncode == 1
+    assert shown[-1].startswith(last)
+
+
 def test_an_awaited_engine_ends_several_requests() -> None:
     async def run() -> list[str | None]:
         engine = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=2048)

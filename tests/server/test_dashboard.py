@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
+from beheld.server.app import _refused
 from beheld.server.metrics import Metrics
 from beheld.server.options import ServerOptions
 from beheld.server.page import page
@@ -120,3 +124,10 @@ def test_what_a_server_answers_is_shown(running: Running, browser: Browser) -> N
     assert browser.run("find('requests').textContent") == "mean of 1 in the last minute"
     assert at(browser, "Answer tokens a second") != "0"
     assert browser.run("find('state').textContent").startswith("live")
+
+
+def test_where_it_is_off_the_error_says_how_it_is_switched_on() -> None:
+    for path, remedy in (("/dashboard", "Start the server with --dashboard."), ("/other", "See /openapi.json.")):
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "server": ("a", 1)}
+        answer = asyncio.run(_refused(Request(scope), HTTPException(404)))
+        assert json.loads(answer.body)["error"]["remedy"] == remedy

@@ -537,6 +537,53 @@ def test_below_the_answer_to_what_the_model_does_not_know_stands_another_model(
 
 
 @needs_browser
+def test_new_media_begin_anew_with_a_model_that_knows_one_question_only(
+    running: Running, browser: Browser, tmp_path: Path
+) -> None:
+    """Asked of a photograph after an example, the embedded model told of the example again."""
+    file = tmp_path / "shapes.png"
+    tiny.picture(84, 56, 3).save(file)
+    watched(running, browser)
+    browser.until("!document.getElementById('draw').hidden")
+    card = {"id": browser.run("name"), "max_model_len": 2048, "modalities": ["image"]}
+    advised = {**card, "advice": {"answer": "Unknown.", "text": "Serve y."}}
+    for number, (model, kept) in enumerate(((card, 3), (advised, 1)), 1):
+        browser.run(f"fresh(); introduce({json.dumps(model)}); window.sent = []")
+        assert browser.run("document.getElementById('draw').hidden") == (model is advised)
+        for turn in (1, 2):
+            browser.give("#files", file)
+            browser.until("document.querySelectorAll('#added img').length === 1")
+            browser.write(f"Question {number}")
+            browser.key("Enter")
+            browser.until(f"sent.length === {turn} && document.getElementById('stop').hidden")
+        assert browser.run("sent[1].length") == kept
+        assert browser.run("document.querySelector('#talk > .figures') !== null") == (model is advised)
+    # What follows without media is of the same conversation.
+    browser.write("And now?")
+    browser.key("Enter")
+    browser.until("sent.length === 3 && document.getElementById('stop').hidden")
+    assert browser.run("sent[2].length") == 3
+
+
+@needs_browser
+def test_a_refusal_is_in_view_above_what_it_puts_back(running: Running, browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "wide.png"
+    tiny.picture(640, 480, 3).save(file)
+    watched(running, browser)
+    for temperature in (0, 500):
+        browser.give("#files", file)
+        browser.until("document.querySelectorAll('#added img').length === 1")
+        browser.run(f"document.getElementById('temperature').value = {temperature}")
+        browser.write("What is it?")
+        browser.key("Enter")
+        browser.until("messages.length > 1 && document.getElementById('stop').hidden")
+    browser.until("Boolean(document.querySelector('.error'))")
+    assert browser.run("""(() => { const error = document.querySelector('.error').getBoundingClientRect(),
+      talk = document.getElementById('talk').getBoundingClientRect();
+      return error.top >= talk.top - 1 && error.bottom <= talk.bottom + 1; })()""")
+
+
+@needs_browser
 def test_sound_is_recorded_as_a_file_that_every_model_reads(running: Running, browser: Browser) -> None:
     watched(running, browser)
     browser.run("record()")

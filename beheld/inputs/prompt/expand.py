@@ -58,12 +58,13 @@ def check_counts(
         if written == items:
             continue
         noun = modality if items == 1 else f"{modality}s" if modality != "audio" else "audio items"
+        verb = "was" if items == 1 else "were"
         if items == 0:
             remedy = f'Give one {modality} for each of them under multi_modal_data["{modality}"].'
         else:
             remedy = f"Write {example(modality)!r} once for each {modality}, where it belongs in the text."
         raise PlaceholderError(
-            f"The prompt has {written} of the placeholder {placeholder(modality)!r}, but {items} {noun} were given.",
+            f"The prompt has {written} of the placeholder {placeholder(modality)!r}, but {items} {noun} {verb} given.",
             remedy,
         )
 

@@ -2,7 +2,7 @@
 // The conversation: questions, answers as they grow, stop, continue.
 const talk = find("talk"), question = find("question"), hint = find("hint"), kinds = find("kinds");
 // `allMedia` are the items of all messages, in order: receipts count them by kind.
-let name = null, advice = null, models = [], messages = [], allMedia = [], running = null;
+let name = null, advice = null, models = [], messages = [], allMedia = [], running = null, grounds = false;
 
 function turn(mine) {
   hint.remove();
@@ -112,6 +112,11 @@ async function stream(body, answer, controller, media, before) {
 async function ask() {
   const text = question.value.trim(), items = waiting;
   if (running || (!text && !items.length)) return;
+  // The embedded model knows what it does not know of one question's media, not of those of a conversation.
+  if (advice && items.length && allMedia.length) {
+    messages = []; allMedia = [];
+    talk.append(make("p", { class: "figures", text: "A new conversation: this model knows the media of one question only." }));
+  }
   // "New" puts another conversation and no controller in the place of these.
   const conversation = messages, media = allMedia, controller = new AbortController(), current = () => messages === conversation;
   document.querySelectorAll(".continue").forEach((node) => node.remove());
@@ -190,7 +195,10 @@ function ended(answer, conversation, media) {
   if (advice && answer.whole === advice.answer) answer.foot.after(make("p", { class: "advice", text: advice.text }));
   if (!told.length) answer.foot.remove();
   busy(null);
-  follow(answer.node.querySelector(".error") || answer.foot);
+  const error = answer.node.querySelector(".error");
+  // What was refused stands in the box again, which takes room.
+  if (error) error.scrollIntoView({ block: "nearest", behavior: "instant" });
+  else follow(answer.foot);
   question.focus();
 }
 
@@ -252,6 +260,7 @@ document.addEventListener("paste", (event) => {
 function introduce(model) {
   name = model.id;
   advice = model.advice;
+  offerBoxes();
   const takes = `takes ${["text", ...model.modalities].join(", ")} \u00b7 ${model.max_model_len} tokens`;
   find("about").textContent = models.length > 1 ? takes : `${name} \u00b7 ${takes}`;
   const known = { image: ["pictures", "a PDF"], video: ["a video"], audio: ["a sound"] };
@@ -269,6 +278,12 @@ function introduce(model) {
   });
 }
 
+// The embedded model says where things are in words alone.
+function offerBoxes() {
+  find("draw").hidden = !grounds || Boolean(advice);
+  if (advice) find("grounding").checked = false;
+}
+
 function choose({ data }) {
   models = data;
   find("model").replaceChildren(...data.map(({ id }) => make("option", { value: id, text: id })));
@@ -282,5 +297,6 @@ fetch("v1/models").then((response) => response.json()).then(choose).catch(() => 
 });
 // Servers that can say where things are have a field for it.
 fetch("openapi.json").then((response) => response.json()).then((known) => {
-  find("draw").hidden = !JSON.stringify(known.components.schemas.ChatRequest?.properties || {}).includes('"grounding"');
+  grounds = JSON.stringify(known.components.schemas.ChatRequest?.properties || {}).includes('"grounding"');
+  offerBoxes();
 }).catch(() => {});

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
+from beheld.models.load_progress import shard_bar
 from beheld.tools.verify import decoding, mixed_prompts
 from beheld.tools.verify.reference_processor import Processor
 from beheld.tools.verify.trace import Question, Trace
@@ -190,14 +192,15 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
     hf_config, weights, words = converted_weights(hf_config, info)
     # Only transformers' eager attention computes soft caps.
     capped = getattr(hf_config.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    model: Any = model_class_of(info, hf_config).from_pretrained(
-        info.path if weights is None else None,
-        state_dict=weights,
-        config=hf_config,
-        attn_implementation="eager" if capped else registry.facts(info.family).reference.attention,
-        dtype=getattr(torch, args.dtype),
-        trust_remote_code=args.trust_remote_code,
-    )
+    with shard_bar(Path(info.path), shown=False):
+        model: Any = model_class_of(info, hf_config).from_pretrained(
+            info.path if weights is None else None,
+            state_dict=weights,
+            config=hf_config,
+            attn_implementation="eager" if capped else registry.facts(info.family).reference.attention,
+            dtype=getattr(torch, args.dtype),
+            trust_remote_code=args.trust_remote_code,
+        )
     # The checkpoint's generation defaults (sampling, penalties) must not apply.
     plain = GenerationConfig(do_sample=False, pad_token_id=0)
     if info.is_encoder_decoder:
