@@ -113,6 +113,7 @@ class EngineArgs:
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
     limit_mm_per_prompt: dict[str, int] | None = None
+    language_model_only: bool = False
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     mm_processor_cache_gb: float | None = None

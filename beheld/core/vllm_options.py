@@ -36,7 +36,7 @@ class VllmOption:
         if value is None or value is False or value in ("", 0) or value == () or value == [] or value == {}:
             return False
         if self.unread:
-            patterns = [value] if isinstance(value, str) else list(value)
+            patterns = list(value) if isinstance(value, list | tuple | set) else [value]
             return not all(str(pattern).startswith(self.unread) for pattern in patterns)
         if self.fields:
             given = _fields_of(value)
@@ -184,10 +184,11 @@ _refused(
     "enable_return_routed_experts return_sampling_mask enable_trace_replay",
 )
 _refused("Leave it out.", switches="use_fp64_gumbel")
-_refused("All processes run on one machine; leave it out.", "master_addr", only=("127.0.0.1", "localhost"))
-_refused("All processes run on one machine; leave it out.", "master_port", only=(29501, "29501"))
-_refused("All processes run on one machine; leave it out.", "nnodes", only=(1, "1"))
-_refused("All processes run on one machine; leave it out.", "node_rank", only=("0",))
+_HOSTS = "distributed_executor_backend='ray' starts the ranks on the hosts of a Ray cluster; leave it out."
+_refused(_HOSTS, "master_addr", only=("127.0.0.1", "localhost"))
+_refused(_HOSTS, "master_port", only=(29501, "29501"))
+_refused(_HOSTS, "nnodes", only=(1, "1"))
+_refused(_HOSTS, "node_rank", only=("0",))
 _refused("Name the GPUs in CUDA_VISIBLE_DEVICES.", "device_ids")
 _refused(
     "Use tensor_parallel_size or data_parallel_size.",
@@ -197,7 +198,8 @@ _refused(
 )
 _refused("Use tensor_parallel_size or data_parallel_size.", "dcp_comm_backend", "dcp_q_replicate")
 _refused(
-    "data_parallel_size starts all engines on this machine; leave it out.",
+    "data_parallel_size starts all engines, with data_parallel_backend='ray' on the hosts of a Ray cluster; leave it "
+    "out.",
     "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port",
     "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb",
 )
@@ -206,7 +208,6 @@ _refused(
     "`--max-concurrent-requests` of the server limits waiting requests.", "max_num_queued_reqs max_num_queued_tokens"
 )
 _refused("`quantization` names the method.", "quantization_config")
-_refused("Set limit_mm_per_prompt to 0 for each modality.", switches="language_model_only")
 _refused("Use a model that makes vectors, with runner='pooling'.", switches="mm_encoder_only")
 _refused(
     "Media are computed in the type of `dtype`; leave it out.",
@@ -224,7 +225,7 @@ _refused(
     "Adapters say themselves what they change; leave it out.",
     switches="enable_tower_connector_lora enable_moe_shared_loras",
 )
-_refused("`load_format` is auto, safetensors, sharded_state or dummy; leave it out.", "model_loader_extra_config")
+_refused("`load_format` needs no options; leave it out.", "model_loader_extra_config")
 # A publisher's own layout is not read in any case.
 OPTIONS["ignore_patterns"] = VllmOption(
     "", "Remove the files from the folder.", 1, unread=("original/", "consolidated")

@@ -635,6 +635,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             limits[modality] = count
         elif modality == CHUNKS:
             chunks = count
+    if args.language_model_only:
+        limits, chunks = dict.fromkeys(limits, 0), 0
     # A limit of no chunks does not limit images that are given as images.
     if chunks and "image" in limits:
         own = "image" in (args.limit_mm_per_prompt or {})
@@ -642,8 +644,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(
-            "limit_mm_per_prompt switches off %s: requests with them are refused, and towers that only they use "
-            "are not loaded.",
+            "%s switches off %s: requests with them are refused, and towers that only they use are not loaded.",
+            "language_model_only" if args.language_model_only else "limit_mm_per_prompt",
             ", ".join(off),
         )
     return limits

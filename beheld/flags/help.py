@@ -118,6 +118,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "999 of each",
         'most items of a request, as `{"image": 4, "video": 1}`; towers of kinds with 0 are not loaded',
     ),
+    "language_model_only": (
+        "",
+        "the same with 0 of each, whatever `limit_mm_per_prompt` says: the model takes texts alone",
+    ),
     "logits_processors": (
         "none",
         "classes or functions as `module:name`, which change the logits of all requests; `vllm_xargs` of a request "

@@ -105,7 +105,7 @@ class RequestChecks:
         count, limit = len(given), self.config.limit_per_prompt.get(modality, 0)
         if count > limit:
             allowed = f"At most {limit} {modality}(s) may be provided in one prompt"
-            off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0)"
+            off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0, or language_model_only is set)"
             many = f"There are {count} {modality} items; limit_mm_per_prompt allows {limit}"
             raise LimitError(
                 f"{many if limit else off}. {allowed}.",

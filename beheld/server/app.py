@@ -336,6 +336,7 @@ class Service:
             return warned(made, request.state.notes)
 
         self._effects.note_effort(body, request.state.notes)
+        self._note_variables(request, body)
         self._effects.note_grammars(body, request.state.notes)
         self._effects.note_priority(body, request.state.notes)
         body = self._effects.with_read_args(body, request.state.notes)
@@ -525,6 +526,7 @@ class Service:
 
         ask = await self._asked(request, MessagesRequest)
         self._effects.note_effort(ask.body, request.state.notes, "output_config.effort")
+        self._note_variables(request, ask.body)
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
@@ -669,6 +671,7 @@ class Service:
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
         self._effects.note_effort(ask.body, request.state.notes, "reasoning.effort")
+        self._note_variables(request, ask.body)
         self._effects.note_grammars(ask.body, request.state.notes)
         self._effects.note_priority(ask.body, request.state.notes)
         ask = replace(ask, body=self._effects.with_read_args(ask.body, request.state.notes))
@@ -964,6 +967,9 @@ class Service:
         if options.template_variables and isinstance(body, ChatRequest | TokenizeRequest) and body.messages is not None:
             more["chat_template_kwargs"] = {**options.template_variables, **(body.chat_template_kwargs or {})}
         return body.model_copy(update=more) if more else body
+
+    def _note_variables(self, request: Request, body: ChatRequest) -> None:
+        self._effects.note_variables(body, request.state.notes, self.options.template_variables or ())
 
     def _check_model(self, name: str | None) -> LoRARequest | None:
         """The adapter of that name; None for the model itself."""

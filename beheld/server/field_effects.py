@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -13,7 +14,7 @@ from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.pooling_schema import Pooled
 from beheld.server.schema import ChatRequest, CompletionRequest, TokenizeRequest
-from beheld.server.template_options import EFFORT, THINKING, switches_effort, switches_thinking
+from beheld.server.template_options import EFFORT, THINKING, switches_effort, switches_thinking, unread_variables
 from beheld.server.tools import free_inputs
 
 B = TypeVar("B", bound=BaseModel)
@@ -51,6 +52,13 @@ class FieldEffects:
             note(notes, param, "This model's template has no switch for it.")
         if isinstance(body, ChatRequest) and body.enable_thinking is not None and not switches_thinking(body, template):
             note(notes, THINKING, "This model's template has no switch for it.")
+
+    def note_variables(self, body: ChatRequest | TokenizeRequest, notes: Notes, others: Container[str]) -> None:
+        """Note the variables of the request that the template does not read; `others` are the operator's."""
+        unread = [name for name in unread_variables(body, self._llm.chat_template) if name not in others]
+        if unread:
+            shown = ", ".join(repr(name[:64]) for name in unread[:8])
+            note(notes, "chat_template_kwargs", f"This model's template does not read {shown}.")
 
     def note_grammars(self, body: ChatRequest, notes: Notes) -> None:
         """Note the custom tools whose calls may not follow their grammars."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.body_schema import Body, Name, Number, Stop, Whole
+from beheld.server.body_schema import Body, Name, Number, Stop, Whole, wrong
 from beheld.server.parts_schema import Paged
 from beheld.server.schema import Effort, Variables
 from beheld.server.tools_schema import FunctionName, bounded_tools
@@ -141,6 +141,17 @@ class Turn(Body):
     content: str | Annotated[list[AnyBlock], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
+def _own_kind(given: Any) -> Any:
+    """Refuse by name a tool that Anthropic's server runs, or of which it knows the schema."""
+    if isinstance(given, str) and given != "custom":
+        shown = given[:64].replace("{", "(").replace("}", ")")
+        raise wrong(
+            f"This server has none of Anthropic's own tools, and so none of the type {shown!r}",
+            "Send a function of the same purpose with its input_schema, and run it in the client.",
+        )
+    return given
+
+
 class CustomTool(Body):
     """A function that the model may call."""
 
@@ -154,7 +165,7 @@ class CustomTool(Body):
     }
     remedies: ClassVar[Mapping[str, str]] = {"input_examples": "Write them into the description."}
 
-    type: Literal["custom"] | None = None
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_own_kind)] = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     input_schema: dict[str, Any]

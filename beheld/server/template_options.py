@@ -10,6 +10,7 @@ from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest, TokenizeRequest
+from beheld.text.reasoning import NONEMPTY
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
@@ -59,6 +60,15 @@ def switches_effort(body: ChatRequest | TokenizeRequest, own: str | None) -> boo
 def switches_thinking(body: ChatRequest, own: str | None) -> bool:
     """True if the request's template, or else the model's own, has a variable that switches reasoning off."""
     return THINKING in _template_text(body, own)
+
+
+def unread_variables(body: ChatRequest | TokenizeRequest, own: str | None) -> list[str]:
+    """The names of the request's variables that its template, or else the model's own, does not have.
+
+    None are if there is no such template: then a template of the family's, or a writer of its own, makes the prompt.
+    """
+    text = _template_text(body, own)
+    return [name for name in body.chat_template_kwargs or {} if name not in text and name != NONEMPTY] if text else []
 
 
 def _template_text(body: ChatRequest | TokenizeRequest, own: str | None) -> str:

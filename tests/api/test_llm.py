@@ -152,6 +152,8 @@ def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value:
         ("qwen2_vl", {"limit_mm_per_prompt": {"image": 1}}, []),
         ("qwen2_vl", {"limit_mm_per_prompt": {"image": 0, "audio": 0}}, ["limit_mm_per_prompt switches off image: "]),
         ("qwen2_vl", {"limit_mm_per_prompt": {"video": 0, "image": 0}}, ["switches off image, video: "]),
+        ("qwen2_vl", {"language_model_only": True}, ["language_model_only switches off image, video: "]),
+        ("qwen2_vl", {"language_model_only": True, "limit_mm_per_prompt": {"image": 2}}, ["off image, video: "]),
     ],
 )
 def test_what_changes_less_than_it_seems_is_said_once(

@@ -91,6 +91,18 @@ def test_a_script_with_them_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "1\n"
 
 
+@pytest.mark.parametrize("name", ["nnodes", "node_rank", "master_addr", "data_parallel_rank", "data_parallel_address"])
+def test_what_names_other_hosts_is_refused_with_the_way_to_them(name: str) -> None:
+    """beheld does run on several hosts, in a Ray cluster."""
+    with pytest.raises(ConfigError, match=r"_backend='ray'.*Ray cluster"):
+        EngineArgs(**{name: "2"})
+
+
+def test_patterns_that_are_no_list_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="ignore_patterns"):
+        EngineArgs(ignore_patterns=True)
+
+
 def test_guessing_ahead_changes_no_answer_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     vllm_options._logged.discard("speculative_config")
     with caplog.at_level("INFO"):

@@ -181,7 +181,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"
         ({"temperature": -1}, "temperature", "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences", "stop_sequences must not hold"),
         ({"system": 5}, "system", "text or a list"),
-        ({"tools": [{"type": "web_search_20250305", "name": "x", "input_schema": {}}]}, "tools.0.type", "'custom'"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "x", "input_schema": {}}]},
+            "tools.0.type",
+            "none of the type 'web_search_20250305'",
+        ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "unknown"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format", ""),

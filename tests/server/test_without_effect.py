@@ -158,6 +158,22 @@ def test_the_effort_reaches_a_template_that_has_a_switch() -> None:
             running.close()
 
 
+def test_a_variable_that_the_template_does_not_read_is_named(running: Running, strict: Running) -> None:
+    asked = {"max_tokens": 1, "chat_template_kwargs": {"enable_thinkin": False}}
+    for path, body in (
+        (CHAT, HI | asked),
+        ("/v1/messages", HI | asked),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 1, "chat_template_kwargs": {"enable_thinkin": False}}),
+    ):
+        (warning,) = running.post(path, body).json()["warnings"]
+        assert warning["param"] == "chat_template_kwargs"
+        assert "'enable_thinkin'" in warning["message"]
+        assert strict.post(path, body).json()["error"]["param"] == "chat_template_kwargs"
+    # One that the server reads itself.
+    body = HI | {"max_tokens": 1, "chat_template_kwargs": {"force_nonempty_content": True}}
+    assert "warnings" not in running.post(CHAT, body).json()
+
+
 def test_a_bound_of_calls_that_a_server_makes_is_told(running: Running) -> None:
     body = {"input": "x", "max_output_tokens": 1}
     said = running.post("/v1/responses", body | {"max_tool_calls": 1}).json()
