@@ -1059,8 +1059,9 @@ def _html(name: str) -> Response:
 
 def _remedy(request: Request) -> str:
     """What to do where there is no route."""
-    live = request.url.path.rstrip("/").endswith("/dashboard")
-    return "Start the server with --dashboard." if live else "See /openapi.json."
+    root, path = request.scope.get("root_path", ""), request.url.path
+    flag = operator.switch_of(path.removeprefix(root).rstrip("/"))
+    return "See /openapi.json." if flag is None else f"Start the server with {flag}."
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -69,6 +69,23 @@ class CollectiveCall(Body):
     method: Name
 
 
+# Flag -> the routes that it switches on.
+_SWITCHES = {
+    "--dashboard": ("/dashboard",),
+    "--allow-runtime-lora-updating": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters"),
+    "--operator-routes": (
+        *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/weight_checker"),
+        *("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/server_info"),
+        *("/start_profile", "/stop_profile", "/tokenizer_info"),
+    ),
+}
+
+
+def switch_of(path: str) -> str | None:
+    """The flag that switches on the route of this path; None if there is none."""
+    return next((flag for flag, paths in _SWITCHES.items() if path in paths), None)
+
+
 class OperatorRoutes:
     """The handlers: each is (method, path, handler)."""
 

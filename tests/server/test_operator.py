@@ -19,6 +19,7 @@ import pytest
 from beheld.cli import serve as command
 from beheld.core.errors import ConfigError
 from beheld.server import limits
+from beheld.server.operator import switch_of
 from beheld.server.options import ServerOptions
 from tests import ranks
 from tests.lora import adapters
@@ -44,6 +45,16 @@ def run() -> Iterator[Running]:
 
 def post(run: Running, path: str, body: Any = None) -> httpx.Response:
     return run.post(path, body, headers=AUTH)
+
+
+def test_each_has_the_flag_that_switches_it_on(run: Running) -> None:
+    """Where it is off, the refusal names the flag; and each flag named is one of `beheld serve`."""
+    found = {path: switch_of(path.partition("/{")[0]) for path in paths(run)}
+    assert None not in found.values(), found
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = {word for action in parser._actions for word in action.option_strings}
+    assert {*found.values(), "--dashboard"} <= flags
 
 
 def paths(run: Running) -> dict[str, set[str]]:
