@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.api import iterables, scoring
 from beheld.api.beam import beam_search
@@ -44,6 +44,16 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 Messages = list[dict[str, Any]]
+
+OF_SCRIPTS = frozenset(
+    (
+        *("apply_model", "collective_rpc", "enqueue", "enqueue_chat", "get_metrics", "get_world_size"),
+        *("model_config", "parallel_config", "preprocess_chat", "reset_mm_cache", "start_profile", "stop_profile"),
+        "wait_for_completion",
+    )
+)
+"""What of vLLM's LLM only scripts use; the class in compat/llm.py has it."""
+_ELSEWHERE = "The LLM that scripts import from vllm has it: `import beheld.compat.vllm`, then `from vllm import LLM`."
 
 
 class LLM:
@@ -535,6 +545,14 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------------ how
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = f" {_ELSEWHERE}" if name in OF_SCRIPTS else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}.{where}", name=name, obj=self
+            )
 
     def _live(self) -> OfflineRun:
         if self._run is None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from beheld.api.llm import LLM, OF_SCRIPTS
 from beheld.cli.main import main
 from beheld.compat import logits, metrics
 from beheld.compat.async_engine import ScriptAsyncLLM
@@ -507,3 +508,15 @@ def test_a_module_runs_as_python_runs_it(
     for words in (["run-vllm"], ["run-vllm", "-m"], ["run-vllm", "python"]):
         assert main(words) == 1
         assert "Name a Python file, or -m and a module." in capsys.readouterr().err
+
+
+def test_what_only_scripts_use_is_told_of_the_other_class() -> None:
+    """A name that vLLM's class has, and `beheld.LLM` has not, says where it is."""
+    public = {name for name in dir(ScriptLLM) if not name.startswith("_") and name not in REFUSED}
+    assert public - set(dir(LLM)) == OF_SCRIPTS
+    with LLM(device="cpu", max_model_len=256) as llm:
+        with pytest.raises(AttributeError, match="`from vllm import LLM`"):
+            llm.enqueue("Hello")  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match=r"'LLM' object has no attribute 'enqueu'\.$"):
+            llm.enqueu("Hello")  # type: ignore[attr-defined]
+        assert not hasattr(llm, "other")
