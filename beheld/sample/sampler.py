@@ -74,7 +74,7 @@ class SampleOutput:
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
+class _ChosenIds:
     """The chosen tokens and what they were sampled from.
 
     Attributes:
@@ -147,7 +147,7 @@ class Sampler:
         logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN, allowed_LV, batch.unnormalised_L1)
         return SampleOutput(ids_B, nan_B, logprobs, wanted)
 
-    def _reported(self, logits_BV: Tensor, chosen: _Choice, batch: Composition) -> Tensor:
+    def _reported(self, logits_BV: Tensor, chosen: _ChosenIds, batch: Composition) -> Tensor:
         """The logits (L, V) that the reports are of: the model's, or those that a row was sampled from."""
         if batch.sampled_S is None:
             return logits_BV if len(batch.reporting) == len(batch.rows) else logits_BV[batch.reporting_L]
@@ -221,12 +221,12 @@ class Sampler:
         lengths: Sequence[int],
         masks: Masks | None,
         best: tuple[Tensor, Tensor] | None,
-    ) -> _Choice:
+    ) -> _ChosenIds:
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
         edited = batch.edited or masks is not None
         if not edited and batch.random is None:
-            return _Choice(*(greedy(logits_BV) if best is None else best), logits_BV)
+            return _ChosenIds(*(greedy(logits_BV) if best is None else best), logits_BV)
         # Check before edits, which may hide that a row is broken.
         nan_B = None
         if edited:
@@ -243,7 +243,7 @@ class Sampler:
             keys_R2 = noise.keys(random.mixed_R, np.array([lengths[b] for b in random.places], dtype=np.uint64))
             floor_R1 = self._sample_random_(ids_B, broken_B, logits_BV, batch, random, torch.from_numpy(keys_R2))
         nan_B = broken_B if nan_B is None else nan_B | broken_B
-        return _Choice(ids_B.masked_fill_(nan_B, 0), nan_B, logits_BV, floor_R1)
+        return _ChosenIds(ids_B.masked_fill_(nan_B, 0), nan_B, logits_BV, floor_R1)
 
     def _sample_random_(
         self,
