@@ -196,7 +196,8 @@ def _plan(
     root_B = tl.ceil(tl.sqrt(all_B.to(tl.float32))).to(tl.int32)
     together_B = tl.where(all_B > at_once, tl.maximum(tl.cdiv(root_B, 4) * 4, 8), all_B)
     most = tl.max(parts_B, 0)
-    if num_rows < most:
+    # All parts of a row at a time cost eight sums a row, and a part of all rows at a time none.
+    if num_rows * 8 < most:
         part_W = tl.arange(0, ITEMS)
         for row in range(num_rows):
             own_B = row_B == row
