@@ -219,26 +219,28 @@ def write_internlm2_tokenizer(path: Path, marks: tuple[str, ...] = VISION_MARKS)
     return {word: index for word, index in words.items() if index not in unused} | named
 
 
+INTERNLM2 = SHAPE | {
+    "architectures": ["InternLM2ForCausalLM"],
+    "bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "model_type": "internlm2",
+    "pad_token_id": 2,
+    "rope_scaling": {"factor": 2.0, "type": "dynamic"},
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+}
+
+
 def make_internvl_chat(path: Path) -> None:
     """As OpenGVLab/InternVL2-2B: InternLM2 with one matrix for its heads, and only tokenizer.model."""
     ids = write_internlm2_tokenizer(path)
     config = SETTINGS | {
         "architectures": ["InternVLChatModel"],
         "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
-        "llm_config": SHAPE
-        | {
-            "architectures": ["InternLM2ForCausalLM"],
-            "bias": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "hidden_act": "silu",
-            "initializer_range": 0.02,
-            "model_type": "internlm2",
-            "pad_token_id": 2,
-            "rope_scaling": {"factor": 2.0, "type": "dynamic"},
-            "rope_theta": 1000000,
-            "tie_word_embeddings": False,
-        },
+        "llm_config": INTERNLM2,
         "model_type": "internvl_chat",
         "pad2square": False,
         "template": "internlm2-chat",

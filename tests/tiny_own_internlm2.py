@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.tiny_media import FORMS
 from tests.tiny_own_intern import (
+    INTERNLM2,
     INTERNLM2_TURN,
     INTERNLM2_TURNS,
-    SHAPE,
     publish,
     write_internlm2_tokenizer,
     write_model,
@@ -19,20 +19,7 @@ from tests.tiny_own_intern import (
 SEEDS: dict[str, int] = {"internlm2": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
-CONFIG = SHAPE | {
-    "architectures": ["InternLM2ForCausalLM"],
-    "auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"},
-    "bias": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "model_type": "internlm2",
-    "pad_token_id": 2,
-    "rope_scaling": {"factor": 2.0, "type": "dynamic"},
-    "rope_theta": 1000000,
-    "tie_word_embeddings": False,
-}
+CONFIG = INTERNLM2 | {"auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"}}
 
 
 def published(weights: dict[str, Any]) -> dict[str, Any]:

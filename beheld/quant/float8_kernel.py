@@ -13,6 +13,8 @@ programs beyond the last tile return at once: one CUDA graph serves any division
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -90,17 +92,29 @@ def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor, *, early: bool =
     Args:
         early: start before the previous kernel ends; only if the hardware can, and for a single row.
     """
+    round_by_row(_rounded_rows, _rounded_long_rows, x_TK, out_TK, scale_T, early=early, fused=True)
+
+
+def round_by_row(
+    held: Any, long: Any, x_TK: Tensor, out_TK: Tensor, step_T: Tensor, *, early: bool, fused: bool
+) -> None:
+    """Launch one of two kernels that round rows: the first holds a row, the second reads it twice, part by part.
+
+    Args:
+        early: see rounded_rows.
+        fused: whether multiplications and additions may be fused.
+    """
     rows, inputs = x_TK.shape
-    given = x_TK, out_TK, scale_T, x_TK.stride(0), inputs
+    given = x_TK, out_TK, step_T, x_TK.stride(0), inputs
     if rows == 1 or (rows and inputs <= _HELD):
         block = triton.next_power_of_2(inputs)
         # A single row's program is waited for.
         warps = min(32 if rows == 1 else 16, max(1, block // 512))
-        _rounded_rows[(rows,)](
-            *given, block, early, num_warps=warps, enable_fp_fusion=True, **({"launch_pdl": True} if early else {})
+        held[(rows,)](
+            *given, block, early, num_warps=warps, enable_fp_fusion=fused, **({"launch_pdl": True} if early else {})
         )
     elif rows:
-        _rounded_long_rows[(rows,)](*given, _AT_A_TIME, num_warps=8, enable_fp_fusion=True)
+        long[(rows,)](*given, _AT_A_TIME, num_warps=8, enable_fp_fusion=fused)
 
 
 @triton.jit(do_not_specialize=["share"])

@@ -27,6 +27,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from beheld.platform.early_launch import gdc_launch_dependents, gdc_wait
+from beheld.quant.float8_kernel import round_by_row
 
 # The largest step count of a rounded number.
 MOST: tl.constexpr = tl.constexpr(127.0)
@@ -35,9 +36,6 @@ _LEAST: tl.constexpr = tl.constexpr(1e-30)
 # Added to a number of fewer than 22 bits, it rounds to a whole number, which the last bits of the sum then hold.
 _WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
 _MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-# Rows of more inputs are read twice: once held, they would leave room for one program on a multiprocessor.
-_HELD = 8192
-_AT_A_TIME = 4096
 # Tiles of rows whose weights successive programs share.
 _NEAR = 8
 _MOST_PARTS = 16
@@ -279,17 +277,7 @@ def rounded_rows(x_TK: Tensor, out_TK: Tensor, step_T: Tensor, *, early: bool = 
     Args:
         early: start before the previous kernel ends; only if the hardware can, and for a single row.
     """
-    rows, inputs = x_TK.shape
-    given = x_TK, out_TK, step_T, x_TK.stride(0), inputs
-    if rows == 1 or (rows and inputs <= _HELD):
-        block = triton.next_power_of_2(inputs)
-        # A single row's program is waited for.
-        warps = min(32 if rows == 1 else 16, max(1, block // 512))
-        _rounded_rows[(rows,)](
-            *given, block, early, num_warps=warps, enable_fp_fusion=False, **({"launch_pdl": True} if early else {})
-        )
-    elif rows:
-        _rounded_long_rows[(rows,)](*given, _AT_A_TIME, num_warps=8, enable_fp_fusion=False)
+    round_by_row(_rounded_rows, _rounded_long_rows, x_TK, out_TK, step_T, early=early, fused=False)
 
 
 def few_rows(

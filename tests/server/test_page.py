@@ -540,7 +540,7 @@ def test_below_the_answer_to_what_the_model_does_not_know_stands_another_model(
 def test_new_media_begin_anew_with_a_model_that_knows_one_question_only(
     running: Running, browser: Browser, tmp_path: Path
 ) -> None:
-    """Asked of a photograph after an example, the embedded model told of the example again."""
+    """With the embedded model: it described the example again when a question about a photograph followed it."""
     file = tmp_path / "shapes.png"
     tiny.picture(84, 56, 3).save(file)
     watched(running, browser)
