@@ -19,6 +19,10 @@ PRODUCERS = ("kv_producer", "kv_both")
 CONSUMERS = ("kv_consumer", "kv_both")
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 _POLICIES = ("recompute", "fail")
+# What other ways than a folder need.
+_IDLE = frozenset(
+    ("enable_permute_local_kv", "kv_buffer_device", "kv_buffer_size", "kv_ip", "kv_parallel_size", "kv_port", "kv_rank")
+)
 _FOLDER = "shared_storage_path"
 _BOUND = "max_bytes"
 _EXAMPLE = (
@@ -121,6 +125,10 @@ class KVTransferConfig:
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise _wrong(f"{_BOUND} in kv_connector_extra_config must be a whole number from 1, got {given!r}")
         return given
+
+    def without_effect(self) -> list[str]:
+        """The names of what was given and changes nothing."""
+        return [each.name for each in fields(self) if each.name in _IDLE and getattr(self, each.name) != each.default]
 
     def check(self) -> None:
         """Check that it is a way that is built.

@@ -191,13 +191,15 @@ def _store(hf_config: Any, info: ModelInfo, executor: Executor) -> FileStore | N
 
     def kind() -> str:
         decisions = (VERSION, version("transformers"), config.dtype, config.kv_dtype, config.quantization)
-        said = (*decisions, config.exact_weights, config.block_size, layout, identity(info, hf_config))
+        said = (*decisions, config.device, config.exact_weights, config.block_size, layout, identity(info, hf_config))
         return blake3(repr(said).encode()).hexdigest()[:32]
 
     given = config.kv_transfer
     folder = BlockFolder(given.folder, kind(), block_bytes, given.max_bytes)
     words = [word for word, holds in (("kept", given.is_kv_producer), ("taken", given.is_kv_consumer)) if holds]
     logger.info("Keys and values of prompts are %s in %s.", " and ".join(words), folder.root)
+    if idle := given.without_effect():
+        logger.info("Entries of %s that change nothing here: %s.", KV_TRANSFER, ", ".join(idle))
     if given.kv_connector_module_path is None:
         return FileStore(folder, given, kind)
     from beheld.kvstore.connector import AskingStore

@@ -341,3 +341,10 @@ def test_without_a_way_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     ask([PROMPT], kv_transfer_config=KVTransferConfig())
     assert not list(tmp_path.iterdir())
+
+
+def test_entries_for_other_ways_are_named() -> None:
+    given = KVTransferConfig(
+        kv_connector="ExampleConnector", kv_role="kv_both", kv_rank=0, kv_port=1, engine_id="one", kv_ip="127.0.0.1"
+    )
+    assert given.without_effect() == ["kv_rank", "kv_port"]
